@@ -102,14 +102,16 @@ class GgufTower:
     rows: Mapping[str, str] = field(default_factory=dict)
 
 
-def tower_keys(tower: Any, *, image_size: int, patch: int, text_width: int) -> dict[str, Any]:
+def tower_keys(
+    tower: Any, *, image_size: int, patch: int, text_width: int, ffn: int | None = None
+) -> dict[str, Any]:
     """Return the keys with which a GGUF says the sizes of a vision transformer, `VitParams` or
-    what has the same fields.
+    what has the same fields; `ffn` where it has another name.
     """
     return {
         "vision.block_count": tower.layers,
         "vision.embedding_length": tower.width,
-        "vision.feed_forward_length": tower.ffn,
+        "vision.feed_forward_length": tower.ffn if ffn is None else ffn,
         "vision.attention.head_count": tower.heads,
         "vision.attention.layer_norm_epsilon": getattr(tower, "eps", 1e-6),
         "vision.image_size": image_size,

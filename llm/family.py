@@ -162,6 +162,11 @@ def gguf_of(text: TextFamily, where: str) -> tuple[str, dict[str, Any], dict[str
     """
     module = import_module(type(text).__module__)
     described: GgufText = module.to_gguf(text)
+    if described.refused:
+        raise ModelError(
+            f"{where}: a GGUF of architecture {described.architecture} has no "
+            f"{described.refused}; use the model in safetensors"
+        )
     keys, divisors = gguf_rope(described.rotary, text.context, where)
     added = {} if divisors is None else {"rope_freqs.weight": divisors}
     architecture = described.architecture

@@ -9,23 +9,26 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mtmd.kernels.checkpoint.rotary import Rotary
+from mtmd.kernels.checkpoint.settings import MAX_LAYERS, Settings
 from mtmd.llm.experts import Experts
 
 
 @dataclass(frozen=True)
 class GgufText:
     """A decoder as GGUF describes it: general.architecture, the keys below its name, and the
-    rotary embedding whose keys and divisors come on top; the token that pads, where it matters.
+    rotary embedding whose keys and divisors come on top; the token that pads, where it matters;
+    and what of it such a file cannot have, "" where it can all be said.
     """
 
     architecture: str
     keys: dict[str, Any]
     rotary: Rotary
     pad: int | None = None
+    refused: str = ""
 
 
 class Decoder(Protocol):
-    """What those families say of themselves."""
+    """A decoder of grouped attention, as far as its keys go."""
 
     @property
     def width(self) -> int: ...
@@ -61,6 +64,20 @@ def decoder_keys(text: Decoder) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": text.eps,
         "vocab_size": text.vocabulary,
     }
+
+
+PATTERN = "attention.sliding_window_pattern"
+
+
+def sliding_layers(keys: Settings, default: int) -> list[bool]:
+    """Return which layers have a window by the keys of a GGUF, by the rules of llama.cpp: a truth
+    value for each layer, or every how many layers one has none.
+    """
+    depth, pattern = keys.count("block_count", maximum=MAX_LAYERS), keys.get(PATTERN, default)
+    if isinstance(pattern, (list, tuple)) and len(pattern) == depth:
+        return [bool(slides) for slides in pattern]
+    every = keys.count(PATTERN, default, maximum=MAX_LAYERS)
+    return [(layer + 1) % every != 0 for layer in range(depth)]
 
 
 def expert_keys(experts: Experts | None) -> dict[str, Any]:

@@ -64,7 +64,7 @@ ORDER = {
     ),
     "llm": (
         ("experts", "parameters", "state", "tokenizer"),
-        ("batch", "sampling"),  # what one forward reads, how its logits are read
+        ("batch", "gguf_keys", "sampling"),  # what one forward reads, how its logits are read
         ("inputs", "plan_maker"),
         ("blocks", "family"),
         ("engine", "families"),  # neither knows the other: a family builds, the engine runs
@@ -83,7 +83,7 @@ ORDER = {
         ("chat",),  # a model makes it, and types name the model
         ("batch", "model"),
         ("loading", "terminal"),
-        ("bench", "cluster", "embedding"),
+        ("bench", "cluster", "convert", "embedding"),
         ("engine_process",),  # a model of either kind, in a process of its own
         ("inspect",),  # whose predictions take a model's shape from the benchmark
         ("commands", "follower", "__init__"),
@@ -159,7 +159,7 @@ ENVIRONMENT = (
 )
 # Ollama and llama.cpp are programs.
 FAMILY_WORDS = re.compile(
-    r"gemma|siglip|smolvlm|idefics|llava|qwen|pixtral|mistral|lfm|internvl|(?<!o)llama(?!_cpp)|glm|cohere|aya[-_ ]?vision|phi-?[34]|minicpm|moondream",
+    r"gemma|siglip|smolvlm|idefics|llava|qwen|pixtral|mistral|lfm|internvl|(?<!o)llama(?![._]cpp|-imatrix)|glm|cohere|aya[-_ ]?vision|phi-?[34]|minicpm|moondream",
     re.I,
 )
 NOT_FAMILIES = ("llama3",)  # the name of a kind of rotary scaling, which many families have

@@ -186,7 +186,11 @@ def to_gguf(family: Glm4Vision) -> GgufTower:
     """Return the keys of a GGUF that say the same."""
     patch, merge = family.resolution.patch, family.resolution.merge
     keys = tower_keys(
-        family, image_size=family.side * patch, patch=patch, text_width=family.text_width
+        family,
+        image_size=family.side * patch,
+        patch=patch,
+        text_width=family.text_width,
+        ffn=family.merger,
     )
     return GgufTower("glm4v", keys | {"use_silu": True, "vision.spatial_merge_size": merge})
 

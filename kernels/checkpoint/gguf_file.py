@@ -7,10 +7,8 @@ from __future__ import annotations
 import mmap
 import re
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -77,7 +75,7 @@ class GgufFile:
             )
 
     @property
-    def metadata(self) -> Mapping[str, Any]:
+    def metadata(self) -> Metadata:
         """All keys, of the first part where there are several. Arrays are parsed each time they are
         looked up.
         """

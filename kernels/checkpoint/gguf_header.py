@@ -95,14 +95,14 @@ class Metadata(Mapping[str, Any]):
     """
 
     def __init__(
-        self, data: mmap, values: dict[str, Any], places: Mapping[str, tuple[int, int]]
+        self, data: mmap, values: dict[str, Any], spans: Mapping[str, tuple[int, int]]
     ) -> None:
-        """`places`: where in the file the type and value of each key begin and end."""
-        self._data, self._values, self._places = data, values, places
+        """`spans`: where in the file the type and value of each key begin and end."""
+        self._data, self._values, self._spans = data, values, spans
 
     def raw(self, key: str) -> bytes:
         """Return the type and value of a key as the file has them."""
-        start, end = self._places[key]
+        start, end = self._spans[key]
         return self._data[start:end]
 
     def __getitem__(self, key: str) -> Any:
@@ -137,14 +137,14 @@ def parse_header(data: mmap, path: Path) -> tuple[Metadata, dict[str, Entry]]:
     reader = _Reader(data, path)
     tensors, keys = reader.counts()
     values: dict[str, Any] = {}
-    places: dict[str, tuple[int, int]] = {}
+    spans: dict[str, tuple[int, int]] = {}
     for _ in range(keys):
         name = reader.name("a key")
         if name in values:
             raise reader.error(f"has the key {name!r:.80} twice", "every key once")
         start = reader.position
         values[name] = reader.value(name)
-        places[name] = start, reader.position
+        spans[name] = start, reader.position
     alignment = values.get("general.alignment", 32)
     if (
         type(alignment) is not int
@@ -165,7 +165,7 @@ def parse_header(data: mmap, path: Path) -> tuple[Metadata, dict[str, Entry]]:
         name: Entry(e.kind, e.shape, start + e.start, e.bytes) for name, e in entries.items()
     }
     _check_layout(reader, entries)
-    return Metadata(data, values, places), entries
+    return Metadata(data, values, spans), entries
 
 
 def _check_layout(reader: _Reader, entries: Mapping[str, Entry]) -> None:

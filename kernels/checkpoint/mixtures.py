@@ -95,7 +95,7 @@ def tensor_types(
 
 @dataclass(frozen=True)
 class _Model:
-    """What the rules ask of a model: heads of queries to a head of keys, experts of a layer,
+    """Facts that the rules need of a model: heads of queries to a head of keys, experts of a layer,
     layers, which of them have values, and whether it is one of 70 billion parameters.
     """
 

@@ -47,8 +47,8 @@ class Requantized:
 
     @property
     def nmse(self) -> float | None:
-        """The mean square of what was lost of weights that were quantized before, against that of
-        the weights, over those that have been read; None where there were none.
+        """Return the mean square of what was lost of weights that were quantized before, against
+        that of the weights, over those that have been read; None where there were none.
         """
         if not self._errors:
             return None
@@ -57,7 +57,7 @@ class Requantized:
 
     @property
     def requantized(self) -> bool:
-        """Whether some of the weights were quantized in another way before."""
+        """Return whether some of the weights were quantized in another way before."""
         return any(
             self._was_quantized(name) and self._source.quant(name) != kind
             for name, kind in self._types.items()

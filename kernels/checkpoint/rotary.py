@@ -165,8 +165,8 @@ def read_rotary(parameters: Settings, dims: int, base: float, context: int) -> R
         made = _read(kind, parameters, base, dims, context)
     except (ArithmeticError, ValueError) as error:
         raise ModelError(_no_number(parameters.where, named)) from error
-    said = {**parameters.values, "rope_type": kind, "rope_theta": base}
-    made = replace(made, scale=made.scale * multiplier, settings=said)
+    settings = {**parameters.values, "rope_type": kind, "rope_theta": base}
+    made = replace(made, scale=made.scale * multiplier, settings=settings)
     if not all(map(math.isfinite, (*made.frequencies, *made.long, made.scale))):
         raise ModelError(_no_number(parameters.where, named))
     return made

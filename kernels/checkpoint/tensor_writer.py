@@ -64,9 +64,9 @@ def write_tensors(
     without room before anything is written.
     """
     digest = hashlib.sha256(header)
-    for file in origin:
-        facts = file.stat()
-        digest.update(f"{file.absolute()} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+    for source in origin:
+        facts = source.stat()
+        digest.update(f"{source.absolute()} {facts.st_size} {facts.st_mtime_ns}\n".encode())
     part = path.with_name(f".{path.name}.{digest.hexdigest()[:12]}.part")
     starts, end = [], len(header)
     for tensor in tensors:

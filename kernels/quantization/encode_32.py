@@ -72,19 +72,19 @@ def iq4_nl(x: Tensor, w: Tensor | None) -> Tensor:
 
 
 def mxfp4(x: Tensor, w: Tensor | None) -> Tensor:
-    """Of the powers of two with which the largest number is within the table or not far beyond
-    it, take that with the smallest error.
+    """Take the power of two with the smallest error, of those with which the largest number is
+    within the table or not far beyond it.
     """
     grid = Entries(FP4_VALUES)
     exponent = torch.frexp(x.abs().amax(1))[1]  # the largest is below 2^exponent
-    best, least = torch.zeros_like(exponent), torch.full_like(x[:, 0], torch.inf)
+    best, lowest = torch.zeros_like(exponent), torch.full_like(x[:, 0], torch.inf)
     for lower in (4, 3, 2):
         e = (exponent - lower).clamp(-MXFP4_BIAS + 1, 254 - MXFP4_BIAS)
-        scale = torch.ldexp(torch.ones_like(least), e)[:, None]
+        scale = torch.ldexp(torch.ones_like(lowest), e)[:, None]
         error = weighted((grid(x / scale) * scale - x).square_(), w).sum(1)
-        better = error < least
-        best, least = torch.where(better, e, best), torch.where(better, error, least)
-    codes = grid.codes(x / torch.ldexp(torch.ones_like(least), best)[:, None])
+        better = error < lowest
+        best, lowest = torch.where(better, e, best), torch.where(better, error, lowest)
+    codes = grid.codes(x / torch.ldexp(torch.ones_like(lowest), best)[:, None])
     return torch.cat(((best + MXFP4_BIAS).to(torch.uint8)[:, None], pack(codes, 4, 16)), 1)
 
 
@@ -97,14 +97,14 @@ def f8_64(x: Tensor, w: Tensor | None) -> Tensor:  # noqa: ARG001
 
 
 def table_divisors() -> list[float]:
-    """Where the largest number may lie on IQ4's table, which reaches from -127 to 113."""
+    """Return where the largest number may lie on IQ4's table, which reaches from -127 to 113."""
     return [-127.0 + 4 * step for step in range(-3, 9)] + [
         113.0 + 4 * step for step in range(-8, 3)
     ]
 
 
 def whole_divisors(low: int) -> list[float]:
-    """Where the largest number may lie among the whole numbers from -low to low - 1."""
+    """Return where the largest number may lie among the whole numbers from -low to low - 1."""
     return [sign * (low - back / 4) for sign in (-1, 1) for back in range(-3, 7)]
 
 

@@ -2,7 +2,7 @@
 
 Each group's scale (and offset) is searched for as if it were stored in fp32. Then the block's fp16
 numbers and the groups' small integers are fitted in turn: the integers to either side of each are
-tried, and the block's numbers are the least-squares ones for codes and integers.
+tried, and the block's numbers are the smallest-squares ones for codes and integers.
 """
 
 from __future__ import annotations
@@ -122,13 +122,13 @@ def _scales(
 
 def _tried(x: Tensor, w: Tensor | None, grid: Grid, d: Tensor, ints: Tensor, low: int) -> Tensor:
     """The integers, or those beside them, with the smallest error: [groups, n]."""
-    best, least = ints, torch.full_like(ints, torch.inf)
+    best, smallest = ints, torch.full_like(ints, torch.inf)
     for step in (0, -1, 1):
         tried = (ints + step).clamp_(-low, low - 1)
         scale = d * tried
         error = weighted((grid(x * inverse(scale)) * scale).sub_(x).square_(), w).sum(0)
-        better = error < least
-        best, least = torch.where(better, tried, best), torch.where(better, error, least)
+        better = error < smallest
+        best, smallest = torch.where(better, tried, best), torch.where(better, error, smallest)
     return best
 
 
@@ -146,7 +146,7 @@ def _lines(
     scales = (scale * inverse(d)).round_().clamp_(0, limit)
     minima = (offset * -inverse(dmin)).round_().clamp_(0, limit)
     scales, minima = _tried_lines(x, w, grid, d, dmin, scales, minima, limit)
-    # The least-squares d and dmin of x = d (scale q) - dmin minimum.
+    # The smallest-squares d and dmin of x = d (scale q) - dmin minimum.
     a = grid((x + dmin * minima) * inverse(d * scales)).mul_(scales)
     aw = weighted(a, w)
     ones = torch.full_like(minima, len(x)) if w is None else w.sum(0)
@@ -177,7 +177,7 @@ def _tried_lines(
     limit: int,
 ) -> tuple[Tensor, Tensor]:
     """The integers for scales and minima, or those beside them, with the smallest error."""
-    best, least = (scales, minima), torch.full_like(scales, torch.inf)
+    best, smallest = (scales, minima), torch.full_like(scales, torch.inf)
     for up in (0, -1, 1):
         for more in (0, -1, 1):
             s, m = (scales + up).clamp_(0, limit), (minima + more).clamp_(0, limit)
@@ -186,7 +186,7 @@ def _tried_lines(
             error = weighted(grid(moved * inverse(scale)).mul_(scale).sub_(moved).square_(), w).sum(
                 0
             )
-            better = error < least
+            better = error < smallest
             best = torch.where(better, s, best[0]), torch.where(better, m, best[1])
-            least = torch.where(better, error, least)
+            smallest = torch.where(better, error, smallest)
     return best

@@ -25,7 +25,7 @@ from mtmd.llm.blocks import (
     swiglu,
     token_embeddings,
 )
-from mtmd.llm.gguf_keys import GgufText, decoder_keys
+from mtmd.llm.gguf_keys import PATTERN, GgufText, decoder_keys, sliding_layers
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     ATTENTION,
@@ -121,6 +121,7 @@ def to_gguf(text: Cohere2Text) -> GgufText:
     keys = decoder_keys(text) | {
         "attention.layer_norm_epsilon": text.eps,
         "attention.sliding_window": max(filter(None, text.windows), default=text.context),
+        PATTERN: [window is not None for window in text.windows],
         "logit_scale": text.logit_scale,
         "rope.dimension_count": text.head,
     }
@@ -128,14 +129,15 @@ def to_gguf(text: Cohere2Text) -> GgufText:
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
-    """Return what config.json would say beyond the common keys; every fourth layer is full, as in
-    llama.cpp.
+    """Return what config.json would say beyond the common keys; every fourth layer is full unless
+    the file says otherwise.
     """
     head = keys.count("embedding_length") // keys.count("attention.head_count")
     head = keys.count("attention.key_length", head)
     keys.choice("rope.dimension_count", (head,), head)
     return {
         "head_dim": head,
+        "layer_types": [KINDS[not slides] for slides in sliding_layers(keys, 4)],
         "layer_norm_eps": keys.number("attention.layer_norm_epsilon"),
         "logit_scale": keys.number("logit_scale"),
         "attention_bias": "blk.0.attn_q.bias" in names,

@@ -27,7 +27,7 @@ from mtmd.llm.blocks import (
     read_layer_types,
     token_embeddings,
 )
-from mtmd.llm.gguf_keys import GgufText, decoder_keys
+from mtmd.llm.gguf_keys import PATTERN, GgufText, decoder_keys, sliding_layers
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     COPIED_HEAD,
@@ -122,6 +122,7 @@ def to_gguf(text: Gemma3Text) -> GgufText:
     keys = decoder_keys(text) | {
         "rope.freq_base_swa": text.ropes[SLIDING].settings["rope_theta"],
         "attention.sliding_window": text.window,
+        PATTERN: [kind == SLIDING for kind in text.kinds],
     }
     if text.final_softcap is not None:
         keys["final_logit_softcapping"] = text.final_softcap
@@ -139,7 +140,7 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa
         },
     }
     # As in llama.cpp: the 27B model, of 62 layers, alone scales by its width per head; every sixth
-    # layer is global in all sizes.
+    # layer is global unless the file says otherwise.
     large = keys.count("block_count") == 62
     scalar = (
         keys.count("embedding_length") / keys.count("attention.head_count")
@@ -149,7 +150,7 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa
     return {
         "rope_parameters": ropes,
         "query_pre_attn_scalar": scalar,
-        "_sliding_window_pattern": 6,
+        "layer_types": [KINDS[not slides] for slides in sliding_layers(keys, 6)],
         "final_logit_softcapping": keys.get("final_logit_softcapping", None),
     }
 

@@ -200,7 +200,10 @@ def to_gguf(text: Qwen3Text) -> GgufText:
     if pictured:
         keys["n_deepstack_layers"] = text.stacked
     architecture = f"qwen3{'vl' * pictured}{'moe' * (text.experts is not None)}"
-    return GgufText(architecture, keys, text.rotary)
+    refused = "biases of attention" if text.bias else ""
+    if text.experts and len(text.experts.at) < text.depth:
+        refused = "layers without experts among those with"
+    return GgufText(architecture, keys, text.rotary, refused=refused)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:

@@ -45,24 +45,25 @@ def tokenizer_keys(
     `special` has the ids of the named tokens, `ends` those that end an answer. Raises ModelError
     for a tokenizer that no GGUF describes, which is tried: `where` names it.
     """
-    said = json.loads(inner.to_str())
-    kinds = _types(inner, said, special, rows)
+    settings = json.loads(inner.to_str())
+    kinds = _types(inner, settings, special, rows)
     tokens = [inner.id_to_token(i) or f"[PAD{i}]" for i in range(rows)]
     keys: dict[str, Any] = {}
-    if _has(said.get("pre_tokenizer"), "ByteLevel"):
-        keys = {"model": "gpt2", "pre": _pre_tokenizer(inner, said, architecture, where)}
-        merges = _merges(said)
+    if _has(settings.get("pre_tokenizer"), "ByteLevel"):
+        keys = {"model": "gpt2", "pre": _pre_tokenizer(inner, settings, architecture, where)}
+        merges = _merges(settings)
     else:
-        if said["model"].get("type") != "BPE" or not said["model"].get("byte_fallback"):
+        kind = settings["model"].get("type")
+        if kind != "BPE" or not settings["model"].get("byte_fallback"):
             raise ModelError(
-                f"{where}: its tokenizer is a {said['model'].get('type')} of a kind that no GGUF "
-                "holds; expected BPE, byte-level or with bytes to fall back on"
+                f"{where}: its tokenizer is a {kind!s:.40} of a kind that no GGUF holds; expected "
+                "BPE, byte-level or with bytes to fall back on"
             )
         named = architecture in gguf_tokenizer.FAMILIES
         keys = {"model": architecture if named else gguf_tokenizer.SCORED, "pre": "default"}
-        merges = _merges(said)
+        merges = _merges(settings)
         keys["scores"] = _scores(tokens, kinds, merges)
-        keys["add_space_prefix"] = _has(said.get("normalizer"), "Prepend")
+        keys["add_space_prefix"] = _has(settings.get("normalizer"), "Prepend")
     keys |= {"tokens": tokens, "token_type": kinds}
     if keys["model"] != gguf_tokenizer.SCORED:
         keys["merges"] = [f"{left} {right}" for left, right in merges]
@@ -73,9 +74,9 @@ def tokenizer_keys(
 
 
 def _types(
-    inner: tokenizers.Tokenizer, said: Mapping[str, Any], special: Mapping[str, int], rows: int
+    inner: tokenizers.Tokenizer, settings: Mapping[str, Any], special: Mapping[str, int], rows: int
 ) -> list[int]:
-    byte_fallback = bool(said["model"].get("byte_fallback"))
+    byte_fallback = bool(settings["model"].get("byte_fallback"))
     kinds = [UNUSED if inner.id_to_token(i) is None else NORMAL for i in range(rows)]
     if byte_fallback:
         for byte in range(256):
@@ -91,9 +92,10 @@ def _types(
     return kinds
 
 
-def _merges(said: Mapping[str, Any]) -> list[tuple[str, str]]:
-    pairs = said["model"].get("merges", [])
-    return [tuple(p.split(" ", 1)) if isinstance(p, str) else tuple(p) for p in pairs]
+def _merges(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    pairs = settings["model"].get("merges", [])
+    split = (p.split(" ", 1) if isinstance(p, str) else p for p in pairs)
+    return [(left, right) for left, right in split]
 
 
 def _scores(tokens: list[str], kinds: list[int], merges: list[tuple[str, str]]) -> list[float]:
@@ -112,12 +114,15 @@ def _scores(tokens: list[str], kinds: list[int], merges: list[tuple[str, str]]) 
 
 
 def _pre_tokenizer(
-    inner: tokenizers.Tokenizer, said: Mapping[str, Any], architecture: str, where: str
+    inner: tokenizers.Tokenizer, settings: Mapping[str, Any], architecture: str, where: str
 ) -> str:
     """Return the name of the way that cuts texts as this one does; of several of the same way that
     of the architecture, or the one that came first.
     """
-    nfc, whole = _has(said.get("normalizer"), "NFC"), bool(said["model"].get("ignore_merges"))
+    nfc, whole = (
+        _has(settings.get("normalizer"), "NFC"),
+        bool(settings["model"].get("ignore_merges")),
+    )
     mine = _pieces(inner.pre_tokenizer)
     fitting = [
         name

@@ -32,7 +32,6 @@ from mtmd.llm.tokenizer.gguf_vocabulary import (
 from mtmd.llm.tokenizer.score_merges import merges_from_scores
 
 TEMPLATE = "tokenizer.chat_template"
-SCORED = "llama"  # the kind that has scores in place of merges
 _MARK = re.compile(r"<[^<>\s{}]{1,64}>|\[/?[A-Z_]{1,32}\]")
 BLANK = "▁"  # U+2581, how sentencepiece writes a space
 # of all tokens together; 262,144 have 2 million. Above, the file is made to keep us busy
@@ -173,9 +172,13 @@ def _merged_sentencepiece(vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer,
 # the file says otherwise.
 FAMILIES: dict[str, Callable[[Vocabulary], tuple[tokenizers.Tokenizer, bool]]] = {
     "gpt2": _byte_level,
-    SCORED: _sentencepiece,
+    "llama": _sentencepiece,
     "gemma4": _merged_sentencepiece,
 }
+
+
+# The kind that has scores in place of merges.
+SCORED = next(name for name, make in FAMILIES.items() if make is _sentencepiece)
 
 
 def _with_byte_fallback(

@@ -1,4 +1,4 @@
-"""What `mtmd convert` does, for programs."""
+"""Conversion for programs: `convert` does what the command does."""
 
 from __future__ import annotations
 

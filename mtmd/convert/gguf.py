@@ -48,8 +48,7 @@ def convert_to_gguf(
     tower = None if text_only else converted_projector(checkpoint, projector)
     made = [(out, mixture, *decoder)]
     if tower:
-        kind, *parts = tower
-        made.append((out.with_name(PREFIX + out.name), kind, *parts))
+        made.append((out.with_name(PREFIX + out.name), *tower))
     for path, *_ in made:
         if path.exists():
             raise ModelError(f"{path} is there already; remove it, or choose another name")

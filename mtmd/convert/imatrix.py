@@ -28,26 +28,26 @@ def read_imatrix(path: Path) -> dict[str, torch.Tensor]:
     ModelError for a file that is none.
     """
     try:
-        found = _of_gguf(path) if is_gguf(path) else _of_dat(path)
+        entries = _of_gguf(path) if is_gguf(path) else _of_dat(path)
     except OSError as error:
         raise ModelError(
             f"{path} cannot be read ({error.strerror}); expected an importance matrix"
         ) from error
-    if not found:
+    if not entries:
         raise ModelError(f"{path} has no entries; expected an importance matrix of llama-imatrix")
-    for name, values in found.items():
+    for name, values in entries.items():
         if not bool(values.isfinite().all()) or bool((values < 0).any()):
             raise ModelError(
                 f"{path}: {name!r:.80} has values below 0 or not finite; make it again"
             )
-    return found
+    return entries
 
 
 def _of_gguf(path: Path) -> dict[str, torch.Tensor]:
     file = GgufFile(path)
     if file.metadata.get("general.type") != "imatrix":
         raise ModelError(f"{path} is a GGUF of another kind; expected an importance matrix")
-    found = {}
+    entries: dict[str, torch.Tensor] = {}
     names = set(file.names())
     for name in names:
         weight = name.removesuffix(SUMS)
@@ -62,8 +62,8 @@ def _of_gguf(path: Path) -> dict[str, torch.Tensor]:
         rows = sums.reshape(counts.numel(), -1)
         # What was never multiplied, as an expert that was not chosen, counts the same everywhere.
         means = torch.where(counts.view(-1, 1) > 0, rows / counts.view(-1, 1).clamp(min=1), 1.0)
-        found[weight] = means[0] if len(means) == 1 else means[:, None]
-    return found
+        entries[weight] = means[0] if len(means) == 1 else means[:, None]
+    return entries
 
 
 def _of_dat(path: Path) -> dict[str, torch.Tensor]:
@@ -71,30 +71,30 @@ def _of_dat(path: Path) -> dict[str, torch.Tensor]:
         data = file.read(BYTES_MAX + 1)
     if len(data) > BYTES_MAX:
         raise ModelError(f"{path} has more than {BYTES_MAX} bytes; expected an importance matrix")
-    found: dict[str, torch.Tensor] = {}
+    entries: dict[str, torch.Tensor] = {}
     position = 4
     try:
-        (entries,) = struct.unpack_from("<i", data)
-        if not 0 < entries <= ENTRIES_MAX:
+        (count,) = struct.unpack_from("<i", data)
+        if not 0 < count <= ENTRIES_MAX:
             raise ValueError
-        for _ in range(entries):
+        for _ in range(count):
             (length,) = struct.unpack_from("<i", data, position)
             if not 0 < length <= NAME_MAX:
                 raise ValueError
             name = data[position + 4 : position + 4 + length].decode("utf-8")
             position += 4 + length
-            calls, count = struct.unpack_from("<ii", data, position)
+            calls, width = struct.unpack_from("<ii", data, position)
             position += 8
-            if count <= 0 or position + 4 * count > len(data):
+            if width <= 0 or position + 4 * width > len(data):
                 raise ValueError
             values = torch.frombuffer(
-                bytearray(data[position : position + 4 * count]), dtype=torch.float32
+                bytearray(data[position : position + 4 * width]), dtype=torch.float32
             )
-            found[name] = values / max(calls, 1)
-            position += 4 * count
+            entries[name] = values / max(calls, 1)
+            position += 4 * width
     except (struct.error, ValueError) as error:
         raise ModelError(
             f"{path} is no importance matrix, or cut off at byte {position}; expected a file of "
             "llama-imatrix"
         ) from error
-    return found
+    return entries

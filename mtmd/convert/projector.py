@@ -36,9 +36,9 @@ def converted_projector(
         )
     if isinstance(file, GgufFile):
         names = [name for name in file.names() if name.startswith(TOWER)]
-        kept = ("clip.", "general.")
+        prefixes = ("clip.", "general.")
         metadata: dict[str, Any] = {
-            key: file.metadata.raw(key) for key in file.metadata if key.startswith(kept)
+            key: file.metadata.raw(key) for key in file.metadata if key.startswith(prefixes)
         } | {"general.architecture": PROJECTOR}
         source, types = as_stored(file, names, where), {}
         if mixture is not None:

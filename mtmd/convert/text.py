@@ -36,6 +36,7 @@ def converted_text(
             f"{checkpoint.folder} is laid out as no converter of llama.cpp does it, which is not "
             "converted; use the model in safetensors"
         )
+    added: dict[str, torch.Tensor] = {}
     if isinstance(file, GgufFile):
         names = [name for name in file.names() if not name.startswith(TOWER)]
         metadata: dict[str, Any] = {
@@ -43,7 +44,7 @@ def converted_text(
             for key in file.metadata
             if not key.startswith(("split.", "clip."))
         }
-        source, added = as_stored(file, names, str(checkpoint.folder)), {}
+        source = as_stored(file, names, str(checkpoint.folder))
     else:
         metadata, added = _described(checkpoint)
         source = checkpoint.text_weights.as_gguf()

@@ -218,7 +218,9 @@ def to_gguf(text: Qwen3NextText) -> GgufText:
     if LINEAR in text.kinds and (FULL in text.kinds):
         keys["full_attention_interval"] = text.kinds.index(FULL) + 1
     moe = "moe" if text.experts else ""
-    return GgufText(f"qwen35{moe}" if text.rotary.axes else "qwen3next", keys, text.rotary)
+    refused = "" if delta.key == delta.value else "heads of keys that differ from those of values"
+    architecture = f"qwen35{moe}" if text.rotary.axes else "qwen3next"
+    return GgufText(architecture, keys, text.rotary, refused=refused)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:

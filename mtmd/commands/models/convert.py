@@ -49,8 +49,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from mtmd.commands.shared import Status
     from mtmd.convert.convert import convert
+    from mtmd.terminal.status_line import Status
 
     status, began = Status(), time.monotonic()
 

@@ -1,0 +1,97 @@
+"""Families written to GGUF and read back: the same tensors, sizes and tokens, in every type; and
+files that llama.cpp's converter wrote of the same checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from common import Oracle
+from table import ROWS
+
+from mtmd.base.errors import ModelError
+from mtmd.checkpoint.open import open_checkpoint
+from mtmd.checkpoint.requantize import with_weights
+from mtmd.convert.gguf import convert_to_gguf
+from mtmd.kernels.checkpoint.gguf_file import GgufFile
+
+Build = Callable[[str, str], Oracle]
+GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
+WITHOUT = {"aya_vision"}  # towers that llama.cpp has no projector for
+REFUSED = {  # variants of which llama.cpp takes something else for granted
+    "6 heads on 2, image block wider than the window, as published": "does not say scale",
+    "one token an image, linear rope, scalar of its own": "does not say scale",
+    "llava 1.5, llama with 6 heads on 2 and llama3 rope, last layer with its class token, as "
+    "published": "projector mlp does not say tower",
+    "dense, tied, 6 heads on 2, bias, head of 36, as published": "no biases of attention",
+    "experts, a dense layer between, as published": "no layers without experts",
+    # Published ones have heads of one size, as those of the golden files below.
+    "qwen3_5": "no heads of keys that differ from those of values",
+    "qwen3_next": "no heads of keys that differ from those of values",
+    "no tiles, untied, no projector norm, 6 heads on 2, head of 36, as published": "tile_size",
+}
+CASES = [(row, variant) for row in ROWS for variant in ROWS[row].variants]
+DIFFERENT = (
+    "tokenizer.ggml.pre",
+    "tokenizer.ggml.bos_token_id",  # where the tokenizer names none
+    "clip.vision.image_size",  # where the tower takes any
+)
+TEXTS = ("Hello, world!", "a  b\n\n12345 naïve ü 你好 don't", "<|im_end|>x")
+
+
+@pytest.mark.parametrize(("row", "variant"), CASES, ids=[f"{r}: {v}" for r, v in CASES])
+def test_every_family_comes_back(build: Build, tmp_path: Path, row: str, variant: str) -> None:
+    checkpoint = open_checkpoint(build(row, variant).folder)
+    if refused := REFUSED.get(variant, REFUSED.get(row)):
+        with pytest.raises(ModelError, match=refused):
+            convert_to_gguf(checkpoint, tmp_path / "model.gguf", "F32", text_only=row in WITHOUT)
+        assert not list(tmp_path.iterdir())
+        return
+    for mixture in ("F32", "BF16", "Q8_0", "Q4_K_M"):
+        out = tmp_path / f"model-{mixture}.gguf"
+        *_, last = convert_to_gguf(checkpoint, out, mixture, text_only=row in WITHOUT)
+        back = open_checkpoint(out, None if last.path == out else last.path)
+        expected = with_weights(checkpoint, mixture).text_weights
+        for name in expected.shapes:
+            a, b = back.text_weights.read(name, torch.float32), expected.read(name, torch.float32)
+            assert torch.equal(a, b), name
+        assert back.stop_tokens >= checkpoint.stop_tokens
+        for text in TEXTS:
+            assert back.tokenizer.encode(text) == checkpoint.tokenizer.encode(text)
+        assert back.template.source == checkpoint.template.source
+        if checkpoint.vision_weights and back.vision_weights:
+            for name in checkpoint.vision_weights.shapes:
+                a = back.vision_weights.read(name, torch.float32)
+                assert torch.equal(a, checkpoint.vision_weights.read(name, torch.float32)), name
+        assert (back.vision is None) == (checkpoint.vision is None or row in WITHOUT)
+
+
+@pytest.mark.skipif(
+    not GOLDEN.is_dir(), reason="GOLDEN CHECKPOINTS ARE MISSING: there is no ../shared/golden"
+)
+@pytest.mark.parametrize(
+    "path", sorted(GOLDEN.glob("*/text-BF16.gguf")), ids=lambda path: path.parent.name
+)
+def test_files_are_those_of_llama_cpps_converter(tmp_path: Path, path: Path) -> None:
+    """Tensors bit for bit, and the keys of sizes; its tokenizers name another cut than they have."""
+    out = tmp_path / "model.gguf"
+    made = convert_to_gguf(open_checkpoint(path.parent / "hf"), out, "BF16")
+    projector = path.with_name("mmproj-BF16.gguf")
+    theirs = [path, *([projector] if projector.exists() else [])]
+    assert len(made) == len(theirs)
+    for ours, other in zip(
+        (GgufFile(file.path) for file in made), map(GgufFile, theirs), strict=True
+    ):
+        assert ours.names() == other.names()
+        for name in other.names():
+            a, b = ours.read(name), other.read(name)
+            if name == "mm.input_projection.weight":
+                a = a.to(b.dtype)  # F16 there
+            assert a.dtype == b.dtype and torch.equal(a, b), name
+        for key in other.metadata:
+            if key.startswith("general.") or key in DIFFERENT:
+                continue
+            assert ours.metadata.get(key) == other.metadata[key], key
