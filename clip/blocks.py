@@ -93,8 +93,8 @@ def gguf_vit(keys: Settings) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class GgufTower:
-    """An encoder as GGUF describes it: clip.projector_type and the keys below clip; tensors that
-    are rows of the decoder's table, by the token.
+    """An encoder as GGUF describes it: clip.projector_type, "" where there is none, and the keys
+    below clip; tensors that are rows of the decoder's table, by the token.
     """
 
     projector: str

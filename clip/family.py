@@ -127,12 +127,11 @@ def gguf_of(family: VisionFamily, where: str) -> tuple[dict[str, Any], Mapping[s
     checkpoint.
     """
     module = import_module(type(family).__module__)
-    if not hasattr(module, "to_gguf"):
+    made: GgufTower | None = getattr(module, "to_gguf", lambda _: None)(family)
+    if made is None or not made.projector:
         raise ModelError(
-            f"{where}: llama.cpp has no projector for its image encoder; convert the decoder alone "
-            "with --text-only"
+            f"{where}: no GGUF holds its image encoder; convert the decoder alone with --text-only"
         )
-    made: GgufTower = module.to_gguf(family)
     normalize = family.resolution.normalize
     per_byte = 255.0 if normalize.scale == 1 else 1.0  # of means and deviations of bytes
     keys = {

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from mtmd.base.errors import ModelError, OptionError
 from mtmd.checkpoint.checkpoint import Checkpoint
-from mtmd.checkpoint.stored import quantization
 from mtmd.convert.gguf import Written
 from mtmd.kernels.checkpoint.mixtures import MIXTURES, tensor_types
 from mtmd.kernels.checkpoint.safetensors_file import SINGLE, SafetensorsWeights
-from mtmd.kernels.checkpoint.settings import Settings, read_json
+from mtmd.kernels.checkpoint.settings import read_json
 from mtmd.kernels.checkpoint.tensor_writer import Planned, Progress, write_tensors
 from mtmd.kernels.quantization.encode_32 import E4M3_MAX
 from mtmd.kernels.resources.default_device import made_on_the_host
@@ -43,7 +42,7 @@ def convert_to_fp8(
         checkpoint, _ = find_checkpoint(model, LoadOptions(), progress is not None)
         file = checkpoint.text_weights.file
         config = read_json(checkpoint.folder / CONFIG, required=False)
-        if not isinstance(file, SafetensorsWeights) or quantization(Settings(config, CONFIG)):
+        if not isinstance(file, SafetensorsWeights):  # one of quantized tensors is wrapped
             raise ModelError(
                 f"{checkpoint.folder} holds no safetensors in plain numbers, which FP8 is made "
                 "from; give the original checkpoint"

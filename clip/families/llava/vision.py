@@ -79,7 +79,8 @@ def to_gguf(family: LlavaVision) -> GgufTower:
     if isinstance(family.resolution, AnyResolution):
         sizes = family.resolution.canvases
         keys["vision.image_grid_pinpoints"] = [edge for size in sizes for edge in size[::-1]]
-    return GgufTower("mlp", keys)
+    # None reads a video's frames, and pictures as these models see them.
+    return GgufTower("mlp" if family.video is None else "", keys)
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
