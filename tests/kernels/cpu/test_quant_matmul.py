@@ -17,12 +17,14 @@ from mtmd.base.errors import PlacementError
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Cpu
 from mtmd.kernels.cpu import matmul, quant_matmul
-from mtmd.kernels.gpu.quant_matmul.cases import KINDS, random_blocks
+from mtmd.kernels.gpu.quant_matmul.cases import IN_DETAIL, random_blocks
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.quantization.blocks import BLOCKS, dequantize, row_bytes
+from mtmd.kernels.quantization.blocks import BLOCKS, dequantize
 
 pytestmark = pytest.mark.usefixtures("poisoned")
+# Of the others, one for each way to read blocks: those that share it are tested in kernels/native
+KINDS = (*IN_DETAIL, "IQ3_S", "IQ2_XS", "TQ1_0", "Q1_0", "MXFP4", "NVFP4", "U4_64", "F8_64")
 # Sums of x in 16-bit integers against fp64; in bf16 the result is rounded, in prefill the weights as
 # well: each by at most 2^-8 of itself, by half mostly.
 NMSE = {torch.float32: 1e-8, torch.bfloat16: 2.0**-16}
@@ -114,18 +116,13 @@ def test_the_workspace_is_the_measured_one(rows, dtype, peak_bytes, monkeypatch)
     )
 
 
-def test_the_cpu_runs_native_types_by_its_kernel_and_others_by_the_reference():
+def test_the_cpu_runs_blocks_by_its_kernel_and_other_types_of_x_by_the_reference():
     x, w = values(2, 256), random_blocks("Q5_K", 3, 256)
-    assert (
-        Cpu().lower(node_of("matmul", [x, w, None], {"quant": "Q5_K"})).func
-        is quant_matmul.quant_matmul
-    )
-    w = torch.zeros(3, row_bytes("TQ2_0", 256), dtype=torch.uint8)
-    node = node_of("matmul", [x, w, None], {"quant": "TQ2_0"})
-    assert (
-        torch.equal(Cpu().lower(node)(x, w, None), torch.zeros(2, 3))
-        and Cpu().workspace(node) >= 4 * 3 * 256
-    )
+    node = node_of("matmul", [x, w, None], {"quant": "Q5_K"})
+    assert Cpu().lower(node).func is quant_matmul.quant_matmul
+    halves = node_of("matmul", [x.half(), w, None], {"quant": "Q5_K"})
+    assert Cpu().lower(halves).func is not quant_matmul.quant_matmul
+    assert Cpu().workspace(halves) >= 4 * 3 * 256
 
 
 def test_embed_dequantizes_the_rows_it_picks():
