@@ -35,6 +35,9 @@ class Entry:
 FAMILIES = (
     Entry("mtmd.clip.families.gemma3", ("gemma3",), ("gemma3",), ("gemma3",)),
     Entry("mtmd.clip.families.gemma4.vision", ("gemma4",), ("gemma4v",), ("gemma4",)),
+    Entry(
+        "mtmd.clip.families.gemma4.unified", ("gemma4_unified",), ("gemma4uv",), ("gemma4_unified",)
+    ),
     Entry("mtmd.clip.families.idefics3", ("idefics3", "smolvlm"), ("idefics3",)),
     Entry("mtmd.clip.families.llava.vision", ("llava", "llava_next"), ("mlp",)),
     Entry("mtmd.clip.families.llava.onevision", ("llava_onevision",)),
@@ -47,8 +50,8 @@ FAMILIES = (
     Entry("mtmd.clip.families.qwen2_5_vl", ("qwen2_5_vl",), ("qwen2.5vl_merger", "qwen2.5o")),
     Entry("mtmd.clip.families.lfm2_vl", ("lfm2_vl",), ("lfm2",), ("lfm2_vl",)),
     Entry("mtmd.clip.families.pixtral", ("llava/pixtral", "mistral3"), ("pixtral",), ("mistral3",)),
-    Entry("mtmd.clip.families.internvl", ("internvl",), ("internvl",), ("internvl",)),
-    Entry("mtmd.clip.families.glm4v", ("glm4v",), ("glm4v",)),
+    Entry("mtmd.clip.families.internvl", ("internvl", "qianfan_ocr"), ("internvl",), ("internvl",)),
+    Entry("mtmd.clip.families.glm4v", ("glm4v", "glm46v", "glm_ocr"), ("glm4v",)),
     Entry("mtmd.clip.families.aya_vision", ("aya_vision",), ties=("aya_vision",)),
 )
 

@@ -92,9 +92,9 @@ class Batch:
 
     int64 [T]: tokens; slots, where in the cache each goes; and, as rows of the gathered pages,
     where its own sequence begins (first), where it is itself (own), and where the block it belongs
-    to ends (a block of its own for a causal one). positions int64 [3, T]; starts int64 [S + 1],
-    where each sequence begins among the tokens; sequence_slots int64 [S]; pages int64 [P], those of
-    all sequences' pasts. images [M, D] are put at rows image_at; logits are computed for
+    to begins and ends (a block of its own for a causal one). positions int64 [3, T]; starts int64
+    [S + 1], where each sequence begins among the tokens; sequence_slots int64 [S]; pages int64 [P],
+    those of all sequences' pasts. images [M, D] are put at rows image_at; logits are computed for
     `requested`, and `answers` of them mean something. fp32 [T, N]: `scales` of N adapters, of which
     `adapters` are applied to any of the tokens.
     """
@@ -104,6 +104,7 @@ class Batch:
     slots: np.ndarray
     first: np.ndarray
     own: np.ndarray
+    block_first: np.ndarray
     block_last: np.ndarray
     starts: np.ndarray
     sequence_slots: np.ndarray
@@ -139,12 +140,13 @@ class Batch:
         assert self.image_at is not None
         return self.image_at
 
-    def bounds(self, window: int | None, blocks: bool) -> np.ndarray:
+    def bounds(self, window: int | None, blocks: bool, whole: bool = False) -> np.ndarray:
         """int32 [T, 2], the first and last row each token sees: `window` tokens back, itself
-        counted, and, with `blocks`, on to the end of its block.
+        counted, and, with `blocks`, on to the end of its block; `whole`: its block from the
+        beginning, too, where that is further back than the window.
         """
         result = np.empty((len(self.own), 2), np.int32)
         first = self.first if window is None else np.maximum(self.first, self.own - (window - 1))
-        result[:, 0] = first
+        result[:, 0] = np.minimum(first, self.block_first) if whole else first
         result[:, 1] = self.block_last if blocks else self.own
         return result

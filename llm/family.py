@@ -38,19 +38,20 @@ class Entry:
 
 FAMILIES = (
     Entry("mtmd.llm.families.gemma3", ("gemma3_text",), ("gemma3",)),
-    Entry("mtmd.llm.families.gemma4.text", ("gemma4_text",), ("gemma4",)),
+    Entry("mtmd.llm.families.gemma4.text", ("gemma4_text", "gemma4_unified_text"), ("gemma4",)),
     Entry(
         "mtmd.llm.families.llama",
         (
             "llama",
             "mistral",
             "ministral3",
+            "granite",
             "llava_text",
             "llava_next_text",
             "idefics3_text",
             "smolvlm_text",
         ),
-        ("llama", "mistral3"),
+        ("llama", "mistral3", "granite"),
     ),
     Entry(
         "mtmd.llm.families.qwen3",
@@ -68,7 +69,7 @@ FAMILIES = (
         ("qwen2", "qwen2vl"),
     ),
     Entry("mtmd.llm.families.lfm2", ("lfm2",), ("lfm2",)),
-    Entry("mtmd.llm.families.glm4v", ("glm4v_text",), ("glm4",)),
+    Entry("mtmd.llm.families.glm4v", ("glm4v_text", "glm_ocr_text"), ("glm4",)),
     Entry("mtmd.llm.families.cohere2", ("cohere2",), ("cohere2",)),
 )
 
@@ -130,10 +131,14 @@ def _embeddings(text: TextFamily) -> dict[str, Rotary]:
 
 
 def gguf_text_family(
-    architecture: str, metadata: Mapping[str, Any], names: frozenset[str], where: str
+    architecture: str,
+    metadata: Mapping[str, Any],
+    names: frozenset[str],
+    where: str,
+    projector: str | None = None,
 ) -> TextFamily:
-    """The family of a GGUF, from its metadata and the names of its tensors. Raises ModelError for
-    one we do not know, naming those we do.
+    """The family of a GGUF, from its metadata, the names of its tensors and the type of the
+    projector that it comes with. Raises ModelError for one we do not know, naming those we do.
 
     A family's `from_gguf(keys)` says what a config.json would; the rest is as with any checkpoint.
     """
@@ -151,6 +156,7 @@ def gguf_text_family(
         f"{where}: {architecture}",
     )
     config = {**common_keys(keys, metadata, names), **module.from_gguf(keys, names)}
+    config["part_of"] = projector
     family: TextFamily = module.read(Settings(config, keys.where))
     return family
 

@@ -110,12 +110,16 @@ class TextInputs:
             starts=self.starts,  # whose pages they are, by the tokens that read them
         )
 
-    def bounds(self, window: int | None = None, *, blocks: bool = True) -> Node:
+    def bounds(
+        self, window: int | None = None, *, blocks: bool = True, whole: bool = False
+    ) -> Node:
         """int32 [T, 2], which rows of the gathered pages each token sees; see `Batch.bounds`."""
-        name = f"inp.bounds.{window or 'all'}{'' if blocks else '.causal'}"
-        return self._input(
-            name, (self.tokens, 2), torch.int32, lambda b: b.bounds(window, blocks), window=window
-        )
+        name = f"inp.bounds.{window or 'all'}{'' if blocks else '.causal'}{'.whole' * whole}"
+
+        def fill(batch: Batch) -> np.ndarray:
+            return batch.bounds(window, blocks, whole)
+
+        return self._input(name, (self.tokens, 2), torch.int32, fill, window=window)
 
     def constant(self, name: str, locations: torch.Tensor) -> Node:
         """int64 [N], the same in every batch."""

@@ -39,25 +39,30 @@ MERGER_EPS = 1e-5  # of the only layer norm; the settings do not say
 FRAMES = 2  # a picture counts as that many equal ones against the limits of pixels
 SIZE = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}  # transformers' defaults
 IMAGE_TOKEN = "<|image|>"
+OCR = "glm_ocr_vision"
 CLIP_PIXELS = 112 * 112, 28 * 28 * 2 * 30000  # of all frames; transformers' defaults
 GGUF_TOKENS = 8, 6144  # the limits of the published checkpoint; GGUF files do not say
 
 
 @dataclass(frozen=True)
 class Glm4Vision:
-    """`text_width` is the FFN's width too, `merger` that of the gated layer at the end."""
+    """`merger` is the width of the gated layer at the end. `ocr`: GLM-OCR's tower, whose queries
+    and keys are normed, with biases throughout, and without table of positions and first norm.
+    """
 
     layers: int
     width: int
+    ffn: int
     merger: int
     heads: int
     text_width: int
     eps: float
     bias: bool
+    ocr: bool
     side: int  # of the table of positions, a square
     rotary: Rotary
     resolution: DynamicResolution
-    video: PairedFrames
+    video: PairedFrames | None
 
     marker = image_token = IMAGE_TOKEN
     around = ("<|begin_of_image|>", "<|end_of_image|>")
@@ -69,11 +74,6 @@ class Glm4Vision:
         width, text, merge = self.width, self.text_width, self.resolution.merge
         shapes: dict[str, tuple[str, tuple[int, ...]]] = {
             "v.patch_embd.bias": ("patch_embed.proj.bias", (width,)),
-            "v.norm_embd.weight": ("post_conv_layernorm.weight", (width,)),
-            "v.position_embd.weight": (
-                "embeddings.position_embedding.weight",
-                (self.side**2, width),
-            ),
             "v.post_ln.weight": ("post_layernorm.weight", (width,)),
             "mm.patch_merger.bias": ("downsample.bias", (text,)),
             "mm.model.fc.weight": ("merger.proj.weight", (text, text)),
@@ -83,25 +83,32 @@ class Glm4Vision:
             "mm.up.weight": ("merger.up_proj.weight", (self.merger, text)),
             "mm.down.weight": ("merger.down_proj.weight", (text, self.merger)),
         }
-        block = {
+        if not self.ocr:
+            table = (self.side**2, width)
+            shapes |= {
+                "v.norm_embd.weight": ("post_conv_layernorm.weight", (width,)),
+                "v.position_embd.weight": ("embeddings.position_embedding.weight", table),
+            }
+        block: dict[str, tuple[str, tuple[int, ...]]] = {
             "ln1": ("norm1", (width,)),
             "ln2": ("norm2", (width,)),
             "attn_qkv": ("attn.qkv", (3 * width, width)),
             "attn_out": ("attn.proj", (width, width)),
-            "ffn_gate": ("mlp.gate_proj", (text, width)),
-            "ffn_up": ("mlp.up_proj", (text, width)),
-            "ffn_down": ("mlp.down_proj", (width, text)),
+            "ffn_gate": ("mlp.gate_proj", (self.ffn, width)),
+            "ffn_up": ("mlp.up_proj", (self.ffn, width)),
+            "ffn_down": ("mlp.down_proj", (width, self.ffn)),
         }
+        if self.ocr:
+            head = (width // self.heads,)
+            block |= {"attn_q_norm": ("attn.q_norm", head), "attn_k_norm": ("attn.k_norm", head)}
+        biased = (*["attn_qkv"] * self.bias, *["attn_out"] * (self.bias and self.ocr))
+        biased += ("ffn_gate", "ffn_up", "ffn_down") * self.ocr
         for layer in range(self.layers):
-            shapes |= {
-                f"v.blk.{layer}.{part}.weight": (f"blocks.{layer}.{name}.weight", shape)
-                for part, (name, shape) in block.items()
-            }
-            if self.bias:
-                shapes[f"v.blk.{layer}.attn_qkv.bias"] = (
-                    f"blocks.{layer}.attn.qkv.bias",
-                    (3 * width,),
-                )
+            for part, (name, shape) in block.items():
+                at, theirs = f"v.blk.{layer}.{part}", f"blocks.{layer}.{name}"
+                shapes[f"{at}.weight"] = (f"{theirs}.weight", shape)
+                if part in biased:
+                    shapes[f"{at}.bias"] = (f"{theirs}.bias", shape[:1])
         parameters = {
             name: Parameter(shape, _names(theirs)) for name, (theirs, shape) in shapes.items()
         }
@@ -135,10 +142,10 @@ class Glm4Vision:
         x = ops.patch_embed(
             tiles, frames_kernel(tiles, w), w.tensor("v.patch_embd.bias"), name="v.patch_embd"
         )
-        table = grids.table(
-            w.tensor("v.position_embd.weight"), self.side, "v.position_embd.scaled", mode="bicubic"
-        )
-        x = ops.add(w.rms_norm(x, "v.norm_embd", self.eps), table, name="v.position_embd")
+        if not self.ocr:
+            rows, name = w.tensor("v.position_embd.weight"), "v.position_embd.scaled"
+            table = grids.table(rows, self.side, name, mode="bicubic")
+            x = ops.add(w.rms_norm(x, "v.norm_embd", self.eps), table, name="v.position_embd")
         for layer in range(self.layers):
             at = f"v.blk.{layer}"
             y = rotary_attention(
@@ -151,11 +158,12 @@ class Glm4Vision:
                 bounds=grids.segments,
                 fused=True,
                 bias=self.bias,
-                out_bias=False,
+                out_bias=self.bias and self.ocr,
+                norm_eps=self.eps if self.ocr else None,
             )
             x = ops.add(y, x, name=f"{at}.attn_residual")
             x = ops.add(
-                _gated(w.rms_norm(x, f"{at}.ln2", self.eps), f"{at}.ffn_", w),
+                _gated(w.rms_norm(x, f"{at}.ln2", self.eps), f"{at}.ffn_", w, self.ocr),
                 x,
                 name=f"{at}.ffn_residual",
             )
@@ -171,10 +179,10 @@ class Glm4Vision:
         return _gated(ops.gelu(x, approximate="none", name="mm.gelu"), "mm.", w)
 
 
-def _gated(x: Node, at: str, w: Weights) -> Node:
+def _gated(x: Node, at: str, w: Weights, bias: bool = False) -> Node:
     """down(silu(gate(x)) * up(x))"""
-    gate, up = (w.linear(x, f"{at}{part}") for part in ("gate", "up"))
-    return w.linear(ops.silu_mul(gate, up, name=f"{at}gated"), f"{at}down")
+    gate, up = (w.linear(x, f"{at}{part}", bias=bias) for part in ("gate", "up"))
+    return w.linear(ops.silu_mul(gate, up, name=f"{at}gated"), f"{at}down", bias=bias)
 
 
 def _flat(convolution: torch.Tensor) -> torch.Tensor:
@@ -206,13 +214,15 @@ def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], d
         "out_hidden_size": keys.get("vision.projection_dim", None),
         "rms_norm_eps": plain["layer_norm_eps"],
         "attention_bias": "v.blk.0.attn_qkv.bias" in names,
+        "model_type": OCR if "v.blk.0.attn_q_norm.weight" in names else "glm4v_vision",
     }
     image = Settings(gguf_dynamic(keys, merge, GGUF_TOKENS), keys.where)
     edges = {
         "shortest_edge": FRAMES * image.count("min_pixels"),
         "longest_edge": FRAMES * image.count("max_pixels"),
     }
-    return {"vision_config": vision}, {**image.values, "size": edges}
+    kind = "glm_ocr" if vision["model_type"] == OCR else "glm4v"
+    return {"model_type": kind, "vision_config": vision}, {**image.values, "size": edges}
 
 
 def read(top: Settings, image: Settings) -> Glm4Vision:
@@ -236,18 +246,24 @@ def read(top: Settings, image: Settings) -> Glm4Vision:
     resolution = read_dynamic(
         Settings({**image.values, **limits}, image.where), patch, merge, frames=FRAMES, enlarge=True
     )
+    ocr, text = c.get("model_type", "") == OCR, c.count("out_hidden_size", 4096, maximum=MAX_WIDTH)
+    ffn = c.count("intermediate_size", 4096 if ocr else 13696, maximum=MAX_WIDTH)
     return Glm4Vision(
         layers=c.count("depth", 24, maximum=MAX_LAYERS),
         width=width,
-        merger=c.count("intermediate_size", 13696, maximum=MAX_WIDTH),
+        ffn=ffn if ocr else text,
+        merger=3 * text if ocr else ffn,
         heads=heads,
-        text_width=c.count("out_hidden_size", 4096, maximum=MAX_WIDTH),
+        text_width=text,
         eps=c.number("rms_norm_eps", 1e-5),
-        bias=c.flag("attention_bias", False),
+        bias=c.flag("attention_bias", ocr),
+        ocr=ocr,
         side=c.count("image_size", 336) // patch,
         rotary=read_grid_rotary(c, width, heads),
         resolution=resolution,
-        video=_read_video(image.part("video_processor"), patch, merge),
+        video=_read_video(image.part("video_processor"), patch, merge)
+        if top.get("model_type", "glm4v") == "glm4v"
+        else None,  # the others choose frames by another rule
     )
 
 

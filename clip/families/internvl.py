@@ -1,11 +1,12 @@
-"""InternVL 2.5 and 3 (arXiv:2412.05271, 2504.10479): InternViT over tiles of a picture and the
-whole of it, pixel unshuffle, two layers.
+"""InternVL 2.5, 3 and 3.5 (arXiv:2412.05271, 2504.10479, 2508.18265) and Qianfan-OCR: InternViT
+over tiles of a picture and the whole of it, pixel unshuffle, two layers.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,28 @@ LAYER = {
     "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
 }
+# The same in the authors' own layout, where queries, keys and values are one tensor.
+OWN_LAYER = {
+    "ln1": "norm1",
+    "ln2": "norm2",
+    "attn_out": "attn.proj",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+    "ls1": "ls1",
+    "ls2": "ls2",
+    "attn_q_norm": "attn.q_norm.weight",
+    "attn_k_norm": "attn.k_norm.weight",
+}
+OWN = {
+    "v.class_embd": "vision_model.embeddings.class_embedding",
+    "v.position_embd": "vision_model.embeddings.position_embedding",
+    "v.patch_embd": "vision_model.embeddings.patch_embedding",
+    "mm.model.mlp.0": "mlp1.0",
+    "mm.model.mlp.1": "mlp1.1",
+    "mm.model.mlp.3": "mlp1.3",
+}
+ROWS = ("v.position_embd",)  # has no ending of its own there
+PLACEHOLDERS = {"qianfan_ocr": "<image>"}  # what templates write where it is no image token
 
 
 @dataclass(frozen=True)
@@ -57,8 +80,9 @@ class InternVision:
     gelu: str  # of the projection
     resolution: StretchedTiling
     video: SingleFrames | None
+    marker: str = IMAGE_TOKEN
 
-    marker = image_token = IMAGE_TOKEN
+    image_token = IMAGE_TOKEN
     around = ("", "")
     bidirectional = False
     separator = None
@@ -117,11 +141,12 @@ class InternVision:
             ".attn_k.bias",
             ".attn_v.bias",
         ) * (not self.qkv_bias)
-        return parameters | {
+        parameters |= {
             name: p
             for name, p in blocks.biased_parameters(tensors, checkpoint_names).items()
             if not name.endswith(without)
         }
+        return {name: _also_own(name, p) for name, p in parameters.items()}
 
     def prompt(self, plan: ImagePlan) -> str:
         return f"<img>{self.image_token * plan.tokens}</img>"
@@ -223,7 +248,7 @@ def read(top: Settings, image: Settings) -> InternVision:
     """Read it from config.json and the image processor's settings, with transformers' defaults;
     ModelError where a value cannot be followed.
     """
-    c = top.part("vision_config")
+    c, kind = top.part("vision_config"), str(top.get("model_type", ""))
     vit = blocks.read_vit(c, layers=24, width=1024, ffn=4096, heads=16, act="gelu")
     for settings, key, value in (
         (c, "num_channels", 3),
@@ -254,7 +279,10 @@ def read(top: Settings, image: Settings) -> InternVision:
         text_width=top.part("text_config").count("hidden_size", 4096, maximum=MAX_WIDTH),
         gelu=ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")],
         resolution=read_stretched_tiling(image, tile, (tile // side) ** 2),
-        video=_read_video(image.part("video_processor"), tile, (tile // side) ** 2),
+        video=None
+        if kind in PLACEHOLDERS
+        else _read_video(image.part("video_processor"), tile, (tile // side) ** 2),
+        marker=PLACEHOLDERS.get(kind, IMAGE_TOKEN),
     )
 
 
@@ -296,6 +324,28 @@ def _side(c: Settings, key: str, default: int) -> int:
     if isinstance(side, (list, tuple)) and len(side) == 2 and side[0] == side[1]:
         side = side[0]
     return Settings({key: side}, c.where).count(key)
+
+
+def _also_own(name: str, p: Parameter) -> Parameter:
+    """The parameter, which may have the authors' own name too."""
+    match = re.fullmatch(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    if match is None:
+        stem, _, end = name.rpartition(".")
+        theirs = OWN[name] if name in OWN else OWN[stem] + f".{end}" * (stem not in ROWS)
+        return replace(p, sources=(*p.sources, theirs))
+    layer, part, end = match.groups()
+    at = f"vision_model.encoder.layers.{layer}"
+    if part in ("attn_q", "attn_k", "attn_v"):
+        whole = (3 * p.shape[0], *p.shape[1:])
+        pick = partial(_third, "qkv".index(part[-1]))
+        return replace(p, others=(Stored((f"{at}.attn.qkv.{end}",), whole, pick, picks_rows=True),))
+    theirs = OWN_LAYER[part]
+    bare = part in ("ls1", "ls2") or theirs.endswith(".weight")
+    return replace(p, sources=(*p.sources, f"{at}.{theirs}" if bare else f"{at}.{theirs}.{end}"))
+
+
+def _third(index: int, fused: torch.Tensor) -> torch.Tensor:
+    return fused.chunk(3)[index]
 
 
 def _row_of_one(shape: tuple[int, ...], ones: int, name: str, theirs: str) -> Parameter:

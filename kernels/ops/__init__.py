@@ -34,7 +34,7 @@ from mtmd.kernels.ops.gather import (
     prepend,
     take_rows,
 )
-from mtmd.kernels.ops.image import patch_embed, pool2d, resize2d, unshuffle
+from mtmd.kernels.ops.image import patch_embed, patches, pool2d, resize2d, unshuffle
 from mtmd.kernels.ops.matmul import lora, matmul, matmul_gated, matmul_gelu
 from mtmd.kernels.ops.moe import moe
 from mtmd.kernels.ops.norm import (
@@ -89,6 +89,7 @@ __all__ = [
     "paged_attention",
     "part",
     "patch_embed",
+    "patches",
     "place_rows",
     "pool2d",
     "prepend",

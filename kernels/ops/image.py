@@ -55,6 +55,30 @@ def patch_embed(pixels: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     )
 
 
+def _patches_shape(pixels: Type, *, size: int) -> Type:
+    need_floats(pixels)
+    need(len(pixels.shape) == 4, f"pixels {list(pixels.shape)}")
+    batch, channels, height, width = pixels.shape
+    need(
+        height % size == 0 and width % size == 0,
+        f"pixels {list(pixels.shape)} are no multiple of patch {size}",
+    )
+    count = (height // size) * (width // size)
+    return Type.contiguous((batch, count, channels * size**2), pixels.dtype)
+
+
+@op(shape=_patches_shape, flops=lambda n: n.type.count)
+def patches(pixels: Tensor, *, size: int) -> Tensor:
+    """The pixels of each patch as a row, channel after channel, line by line
+
+    pixels [B, 3, Y, X] -> [B, P, 3 S S], P = (Y/S)(X/S), S = `size`
+    """
+    batch, channels, height, width = pixels.shape
+    cells = pixels.reshape(batch, channels, height // size, size, width // size, size)
+    rows = cells.permute(0, 2, 4, 1, 3, 5).clone(memory_format=torch.contiguous_format)
+    return rows.view(batch, (height // size) * (width // size), channels * size * size)
+
+
 def _pool_shape(x: Type, *, grid: tuple[int, int], kernel: int) -> Type:
     need_floats(x)
     need(len(x.shape) == 3, f"x {list(x.shape)}")

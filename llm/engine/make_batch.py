@@ -50,7 +50,8 @@ class _Making:
     cache: Cache
     tokens: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    marks: list[tuple[int, int, int]] = field(default_factory=list)  # first, own, block_last
+    marks: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """First row of the sequence, own row, first and last row of the block."""
     positions: list[np.ndarray | range] = field(default_factory=list)  # a range: of text
     starts: list[int] = field(default_factory=lambda: [0])
     sequence_slots: list[int] = field(default_factory=list)
@@ -82,8 +83,10 @@ class _Making:
             self.tokens += span.tokens
             start, stop = length, length + len(span)
             self.slots += [pages[i // PAGE] * PAGE + i % PAGE for i in range(start, stop)]
+            whole = (base + start, base + stop - 1)
             self.marks += [
-                (base, base + i, base + (stop - 1 if span.block else i)) for i in range(start, stop)
+                (base, base + i, *(whole if span.block else (base + i, base + i)))
+                for i in range(start, stop)
             ]
             length = stop
         self.starts.append(len(self.tokens))
@@ -114,18 +117,19 @@ class _Making:
         if spare:
             self.tokens += [0] * spare
             self.slots += [i % PAGE for i in range(spare)]
-            self.marks += [(0, 0, 0)] * spare
+            self.marks += [(0, 0, 0, 0)] * spare
             self.positions += [range(1)] * spare
         empty = shape.sequences - sequences
         self.starts += [self.starts[-1]] * (empty - 1) + [shape.tokens] * min(empty, 1)
         self.sequence_slots += [self.cache.sequences] * empty
-        first, own, block_last = np.array(self.marks, np.int64).reshape(-1, 3).T.copy()
+        first, own, block_first, block_last = np.array(self.marks, np.int64).reshape(-1, 4).T.copy()
         return Batch(
             _numbers(self.tokens),
             self._all_positions(),
             _numbers(self.slots),
             first,
             own,
+            block_first,
             block_last,
             _numbers(self.starts),
             _numbers(self.sequence_slots),

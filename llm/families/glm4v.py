@@ -33,6 +33,7 @@ from mtmd.llm.parameters import COPIED_HEAD, QKV, attention_tensors, decoder_par
 from mtmd.llm.state import KV
 
 PREFIXES = ("model.language_model.", "language_model.model.", "model.")
+OCR = "glm_ocr_text"
 SECTIONS = [8, 12, 12]  # where a config.json has none
 
 
@@ -48,11 +49,16 @@ class Glm4Text:
     context: int
     eps: float
     tied: bool
+    ocr: bool  # GLM-OCR's: without biases
     rotary: Rotary
 
     @property
     def unused(self) -> tuple[str, ...]:
-        return (COPIED_HEAD,) if self.tied else ()
+        copied = (COPIED_HEAD,) if self.tied else ()
+        if not self.ocr:
+            return copied
+        # A layer that drafts
+        return (*copied, rf"(model\.language_model\.layers|blk)\.{self.depth}\..*")
 
     @property
     def layers(self) -> list[tuple[KV]]:
@@ -79,7 +85,7 @@ class Glm4Text:
             vocabulary=self.vocabulary,
             width=self.width,
             tied=self.tied,
-            biased=QKV,
+            biased=() if self.ocr else QKV,
             converts={"attn_q": _halves(self.heads, dims), "attn_k": _halves(self.groups, dims)},
         )
 
@@ -90,7 +96,9 @@ class Glm4Text:
         for layer in range(self.depth):
             at = f"blk.{layer}"
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
-            q, k, v = queries_keys_values(y, at, w, heads=self.heads, groups=self.groups, bias=True)
+            q, k, v = queries_keys_values(
+                y, at, w, heads=self.heads, groups=self.groups, bias=not self.ocr
+            )
             q = ops.rope(q, angles, name=f"{at}.attn_q.rope")
             k = ops.rope(k, angles, name=f"{at}.attn_k.rope")
             y = attend(q, cache_keys_values(k, v, layer, inputs), at, attention, bounds=bounds)
@@ -132,7 +140,7 @@ def to_gguf(text: Glm4Text) -> GgufText:
     return GgufText("glm4", keys, text.rotary)
 
 
-def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa: ARG001
+def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
     """Return what config.json would say beyond the common keys."""
     parts = keys.get("rope.dimension_sections", None)
     if not isinstance(parts, (list, tuple)):
@@ -142,6 +150,9 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa
             "the models that see are read"
         )
     return {
+        "model_type": "glm4v_text" if "blk.0.attn_q.bias" in names else OCR,
+        "num_hidden_layers": keys.count("block_count", maximum=MAX_LAYERS)
+        - (keys.count("nextn_predict_layers") if keys.get("nextn_predict_layers", 0) else 0),
         "rope_parameters": {"mrope_section": parts[:3]},
         "rope_dimension_count": keys.get("rope.dimension_count", None),
     }
@@ -157,7 +168,11 @@ def read(c: Settings) -> Glm4Text:
         c.count("max_position_embeddings", 32768),
     )
     size = width // c.count("num_attention_heads", 32, maximum=MAX_HEADS)
-    c.choice("head_dim", (size,), size)  # another the reference would follow in its angles alone
+    ocr = c.get("model_type", "") == OCR
+    if ocr:
+        size = c.count("head_dim", 128, maximum=MAX_WIDTH)
+    else:  # another one the reference would follow in its angles alone
+        c.choice("head_dim", (size,), size)
     groups = None if "num_key_value_heads" in c.values else 2  # null there means as many as heads
     count, groups, head = read_heads(c, 32, groups, size)
     rope = rope_settings(c)
@@ -187,5 +202,6 @@ def read(c: Settings) -> Glm4Text:
         context=context,
         eps=c.number("rms_norm_eps", 1e-5),
         tied=c.flag("tie_word_embeddings", False),
+        ocr=ocr,
         rotary=rotary,
     )

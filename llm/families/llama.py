@@ -1,5 +1,5 @@
-"""Llama (arXiv:2407.21783) and Mistral (arXiv:2310.06825): RoPE, grouped heads, RMS norms before,
-SwiGLU, in Mistral perhaps a window.
+"""Llama (arXiv:2407.21783), Mistral (arXiv:2310.06825) and Granite: RoPE, grouped heads, RMS norms
+before, SwiGLU, in Mistral perhaps a window, in Granite four multipliers.
 """
 
 from __future__ import annotations
@@ -61,11 +61,26 @@ MINISTRAL = MISTRAL | {
     "eps": 1e-5,
     "window": None,
 }
-DEFAULTS = {"llama": LLAMA, "mistral": MISTRAL, "ministral3": MINISTRAL}
+DEFAULTS = {"llama": LLAMA, "mistral": MISTRAL, "ministral3": MINISTRAL, "granite": LLAMA}
+WINDOWED, BIASED = ("mistral", "ministral3"), ("llama", "granite")
+UNSCALED = ("llava_next",)  # models whose reference leaves `logits_scaling` out
 GGUF_KINDS = {
+    "embedding_scale": "granite",
     "attention.temperature_scale": "ministral3",
     "attention.sliding_window": "mistral",
 }  # keys that tell
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """What Granite multiplies by: what is embedded, pictures too; what a block adds; scores, in
+    place of 1 / sqrt(K); and what logits are divided by.
+    """
+
+    embedding: float
+    residual: float
+    attention: float
+    logits: float
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,7 @@ class LlamaText:
     tied: bool
     divided: bool  # the rotary frequencies by a tensor, as Llama 3 has them in GGUF
     temper: tuple[float, float] | None  # queries grow with their position, in Ministral 3
+    times: Multipliers | None
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -123,8 +139,10 @@ class LlamaText:
         w = Weights(weights, inputs.dtype)
         divisors = w.tensor("rope_freqs.weight", torch.float32) if self.divided else None
         angles, temper = inputs.angles(self.rotary, divisors=divisors), self._temper(inputs)
-        bounds = inputs.bounds(self.window)
+        bounds, times = inputs.bounds(self.window), self.times
         x = token_embeddings(inputs, w)
+        if times:
+            x = ops.scale(x, factor=times.embedding, name="embd.scaled")
         for layer in range(self.depth):
             at = f"blk.{layer}"
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
@@ -134,12 +152,28 @@ class LlamaText:
             q = ops.rope(q, angles, pairs="adjacent", name=f"{at}.attn_q.rope")
             k = ops.rope(k, angles, pairs="adjacent", name=f"{at}.attn_k.rope")
             q = q if temper is None else ops.mul(q, temper, name=f"{at}.attn_q.tempered")
-            y = attend(q, cache_keys_values(k, v, layer, inputs), at, attention, bounds=bounds)
+            y = attend(
+                q,
+                cache_keys_values(k, v, layer, inputs),
+                at,
+                attention,
+                bounds=bounds,
+                scale=times.attention if times else None,
+            )
             y = w.linear(y, f"{at}.attn_output", bias=self.attention_bias)
-            x = ops.add(y, x, name=f"{at}.attn_residual")
+            x = self._added(y, x, f"{at}.attn")
             y = swiglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w, bias=self.mlp_bias)
-            x = ops.add(y, x, name=f"{at}.ffn_residual")
-        return logits(x, inputs, w, eps=self.eps, tied=self.tied)
+            x = self._added(y, x, f"{at}.ffn")
+        x = logits(x, inputs, w, eps=self.eps, tied=self.tied)
+        if times is None or times.logits == 1:
+            return x
+        return ops.scale(x, factor=1 / times.logits, name="logits.scaled")
+
+    def _added(self, y: Node, x: Node, at: str) -> Node:
+        """Return what a block gives, added to what it was given."""
+        if self.times:
+            y = ops.scale(y, factor=self.times.residual, name=f"{at}_scaled")
+        return ops.add(y, x, name=f"{at}_residual")
 
     def _temper(self, inputs: TextInputs) -> Node | None:
         """Return what each query is multiplied by, [T, 1, 1]: 1 + beta log(1 + floor(position /
@@ -169,6 +203,14 @@ def to_gguf(text: LlamaText) -> GgufText:
         keys["attention.sliding_window"] = text.window
     if text.temper is not None:
         keys["attention.temperature_scale"] = text.temper[0]
+    if text.times is not None:
+        keys |= {
+            "embedding_scale": text.times.embedding,
+            "residual_scale": text.times.residual,
+            "attention.scale": text.times.attention,
+            "logit_scale": text.times.logits,
+        }
+        return GgufText("granite", keys, text.rotary)
     return GgufText("llama" if text.temper is None else "mistral3", keys, text.rotary)
 
 
@@ -189,6 +231,10 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_up.bias" in names,
         "rope_freqs": "rope_freqs.weight" in names,
         "llama_4_scaling_beta": keys.get("attention.temperature_scale", None),
+        "embedding_multiplier": keys.get("embedding_scale", None),
+        "residual_multiplier": keys.get("residual_scale", None),
+        "attention_multiplier": keys.get("attention.scale", None),
+        "logits_scaling": keys.get("logit_scale", None),
         "model_type": next(
             (kind for key, kind in GGUF_KINDS.items() if keys.get(key, None) is not None), "llama"
         ),
@@ -213,7 +259,7 @@ def read(c: Settings) -> LlamaText:
     )
     rope = rope_settings(c)
     # A window that is null is none; one that is left out is the default.
-    has_window = kind != "llama" and c.values.get("sliding_window", known["window"]) is not None
+    has_window = kind in WINDOWED and c.values.get("sliding_window", known["window"]) is not None
     period = rope.number("original_max_position_embeddings", context)
     growth = rope if rope.get("llama_4_scaling_beta", None) is not None else c
     temper = (growth.number("llama_4_scaling_beta"), period) if kind == "ministral3" else None
@@ -229,9 +275,20 @@ def read(c: Settings) -> LlamaText:
         eps=c.number("rms_norm_eps", known["eps"]),
         rotary=read_rotary(rope, head, c.number("rope_theta", 1e4), context),
         window=c.count("sliding_window", known["window"]) if has_window else None,
-        attention_bias=kind == "llama" and c.flag("attention_bias", False),
-        mlp_bias=kind == "llama" and c.flag("mlp_bias", False),
+        attention_bias=kind in BIASED and c.flag("attention_bias", False),
+        mlp_bias=kind in BIASED and c.flag("mlp_bias", False),
         tied=c.flag("tie_word_embeddings", False),
         divided=c.flag("rope_freqs", False),
         temper=temper,
+        times=_read_multipliers(c) if kind == "granite" else None,
+    )
+
+
+def _read_multipliers(c: Settings) -> Multipliers:
+    """Logits are divided where the reference does it: not in a model that sees."""
+    return Multipliers(
+        c.number("embedding_multiplier", 1.0),
+        c.number("residual_multiplier", 1.0),
+        c.number("attention_multiplier", 1.0),
+        1.0 if c.get("part_of", None) in UNSCALED else c.number("logits_scaling", 1.0),
     )

@@ -42,7 +42,7 @@ from mtmd.llm.parameters import (
 )
 from mtmd.llm.state import KV
 
-PREFIXES = ("model.language_model.", "model.")
+PREFIXES = ("model.language_model.", "model.", "language_model.model.")
 # What transformers takes for keys that a config.json leaves out, by model_type.
 DENSE = {
     "hidden_size": 4096,

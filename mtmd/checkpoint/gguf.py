@@ -54,9 +54,6 @@ def open_gguf(
             "the model and this file as mmproj= (--mmproj)"
         )
     towers = frozenset(n for n in file.names() if own and n.startswith(TOWER))
-    text = gguf_text_family(architecture, file.metadata, frozenset(file.names()) - towers, where)
-    text_weights = CanonicalWeights(file, text.parameters(), where)
-    check_no_extra(file, {*text_weights.sources, *towers}, text.unused, where)
     missing = ""
     if projector is None and own is None:
         projector, missing = _alongside(path, architecture)
@@ -65,6 +62,15 @@ def open_gguf(
         tower = _open_projector(projector)
     elif own is not None:
         tower = _Tower(own, where)
+    text = gguf_text_family(
+        architecture,
+        file.metadata,
+        frozenset(file.names()) - towers,
+        where,
+        tower.kind if tower else None,
+    )
+    text_weights = CanonicalWeights(file, text.parameters(), where)
+    check_no_extra(file, {*text_weights.sources, *towers}, text.unused, where)
     vision, vision_weights = (tower.vision, tower.weights) if tower else (None, None)
     tokenizer = Tokenizer.from_gguf(file.metadata, where, reserved=placeholders(vision))
     check_vocabulary(tokenizer, text, where)
@@ -157,7 +163,8 @@ class _Tower:
                 "the file again"
             )
         shapes = {n: file.meta(n)[0] for n in names if n.startswith(TOWER)}
-        self.file, self.vision = file, gguf_vision_family(kind, file.metadata, shapes, where)
+        self.kind, self.file = kind, file
+        self.vision = gguf_vision_family(kind, file.metadata, shapes, where)
         self.weights = CanonicalWeights(file, self.vision.parameters(), where)
         used = {*self.weights.sources, *(n for n in names if n not in shapes)}
         check_no_extra(file, used, (*self.vision.unused, *SOUND), where)

@@ -242,7 +242,7 @@ def gemma4(
 
 
 ROW = Row(
-    "Gemma 4",
+    "Gemma 4 (E2B to 31B, 12B)",
     {
         "dense: keys are values, images attend in both directions": lambda f: gemma4(
             f, text=DENSE, vision={"standardize": True}

@@ -131,7 +131,7 @@ def glm4v(
 
 
 ROW = Row(
-    "GLM-4.1V",
+    "GLM-4.1V, GLM-4.6V, GLM-OCR",
     {
         "heads of 40 and 24, half of each turning": glm4v,
         "tied, 6 heads on 2, biases, merge of 3, pictures below a token, as published": published(

@@ -131,7 +131,7 @@ def internvl(
 
 
 ROW = Row(
-    "InternVL 2.5, InternVL 3",
+    "InternVL 2.5, 3, 3.5, Qianfan-OCR",
     {
         "qwen2": internvl,
         "llama, RMS norms, norms on queries and keys, at most 3 tiles, as published": published(

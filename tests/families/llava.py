@@ -169,7 +169,7 @@ def _images(folder: Path, tiled: bool) -> Any:
 
 
 ROW = Row(
-    "LLaVA 1.5, LLaVA-NeXT",
+    "LLaVA 1.5, LLaVA-NeXT, Granite Vision 3.x",
     {
         "llava 1.5, llama": llava,
         "llava 1.5, llama with 6 heads on 2 and llama3 rope, last layer with its class token, as "

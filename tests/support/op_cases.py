@@ -402,6 +402,11 @@ def _pool2d(d: Draw) -> Case:
     }
 
 
+def _patches(d: Draw) -> Case:
+    size, rows, columns = d.size(1, 2, 4), d.size(1, 2, 3), d.size(1, 2, 3)
+    return [d.values(d.batch(), 3, rows * size, columns * size)], {"size": size}
+
+
 def _unshuffle(d: Draw) -> Case:
     batch, factor, rows, columns = d.batch(), d.size(1, 2, 3), d.size(1, 2, 3), d.size(1, 2, 5)
     return (
@@ -743,6 +748,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "softplus": _one,
     "state_store": _state_store,
     "take_rows": _take_rows,
+    "patches": _patches,
     "unshuffle": _unshuffle,
     "without": _without,
 }

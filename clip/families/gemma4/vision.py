@@ -231,7 +231,7 @@ def read(top: Settings, image: Settings) -> Gemma4Vision:
         resolution=read_fixed_area(
             image, patch=patch, pool=pool, sizes=_sizes(pool, locations), usual=USUAL
         ),
-        video=_read_video(image.part("video_processor"), patch, pool, locations),
+        video=read_video(image.part("video_processor"), patch, pool, _sizes(pool, locations)),
     )
 
 
@@ -249,15 +249,14 @@ class Area:
         return (shape,)
 
 
-def _read_video(video: Settings, patch: int, pool: int, locations: int) -> SingleFrames:
+def read_video(video: Settings, patch: int, pool: int, sizes: tuple[int, ...]) -> SingleFrames:
+    """How frames are shown, in one of `sizes`. Raises ModelError for settings that do not fit the
+    model's.
+    """
     same = {"patch_size": patch, "pooling_kernel_size": pool, "do_normalize": True}
     stepped = {**same, **video.values}
     area = read_fixed_area(
-        Settings(stepped, video.where),
-        patch=patch,
-        pool=pool,
-        sizes=_sizes(pool, locations),
-        usual=USUAL_FRAME,
+        Settings(stepped, video.where), patch=patch, pool=pool, sizes=sizes, usual=USUAL_FRAME
     )
     return SingleFrames(
         how=Area(area),

@@ -49,6 +49,14 @@ from mtmd.llm.parameters import (
 )
 from mtmd.llm.state import KV
 
+# What transformers takes for keys that a config.json of the 12B model leaves out, unlike others.
+UNIFIED = {
+    "hidden_size_per_layer_input": 0,
+    "use_bidirectional_attention": "vision",
+    "max_position_embeddings": 262144,
+    "sliding_window": 1024,
+    "num_key_value_heads": 4,
+}
 SOURCE = prefixed(("model.language_model.", "model."))
 
 
@@ -62,6 +70,7 @@ class Gemma4Text:
     context: int
     eps: float
     blocks: bool  # whether pictures see themselves in both directions, in sliding layers
+    whole: bool  # in all layers, and beyond the window, as the 12B model's reference does
     divided: bool  # the rotary frequencies of full layers, by a tensor, as GGUF has them
     per_layer: PerLayer | None
     experts: ExpertBranch | None
@@ -169,12 +178,12 @@ class Gemma4Text:
         return q, (normed_rope(k, f"{at}.attn_k", angles, w, eps=self.eps), v)
 
     def _bounds(self, kind: str, inputs: TextInputs) -> Node:
-        """Return what each token sees; the tokens of a picture each other in sliding layers
-        alone.
+        """Return what each token sees; the tokens of a picture each other, in most models in
+        sliding layers alone.
         """
         if kind == FULL:
-            return inputs.bounds(blocks=False)
-        return inputs.bounds(self.stack.window, blocks=self.blocks)
+            return inputs.bounds(blocks=self.blocks and self.whole)
+        return inputs.bounds(self.stack.window, blocks=self.blocks, whole=self.whole)
 
 
 def to_gguf(text: Gemma4Text) -> GgufText:
@@ -224,6 +233,9 @@ def read(c: Settings) -> Gemma4Text:
     """Read it from config.json's text_config, with transformers' defaults; ModelError where it is
     impossible.
     """
+    unified = c.get("model_type", "") == "gemma4_unified_text"
+    if unified:
+        c = Settings({**UNIFIED, **c.values}, c.where)
     c.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
     if c.flag("attention_bias", False):
         raise ModelError(f"{c.where}: attention_bias true is not supported")
@@ -242,6 +254,7 @@ def read(c: Settings) -> Gemma4Text:
         context=c.count("max_position_embeddings", 131072),
         eps=eps,
         blocks=c.choice("use_bidirectional_attention", ("vision", None), None) == "vision",
+        whole=unified or c.get("part_of", None) == "gemma4uv",
         divided=c.flag("rope_freqs", False),
         per_layer=read_per_layer(c, layers=depth, width=width, eps=eps, vocabulary=vocabulary),
         experts=read_expert_branch(c, depth, width, eps),
