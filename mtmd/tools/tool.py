@@ -18,7 +18,6 @@ TOOLS_MAX = 256
 TOOLS_BYTES_MAX = 512 << 10  # of all of them together, as JSON
 # Names stand in grammars and prompts as they are.
 NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
-ID_BYTES_MAX = 256
 DEEP_MAX = 100  # of objects and lists in one another
 Mode = Literal["none", "auto", "required"]
 MODES = ("none", "auto", "required")

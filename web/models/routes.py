@@ -12,7 +12,7 @@ from mtmd.web.intake.gate import Body, takes
 from mtmd.web.models.choice import Listed
 from mtmd.web.models.registry import Registry
 
-UNLOADED_S = 10.0  # waited for the end of a model's process
+UNLOADED_S = 30.0  # waited for the end of a model's process
 
 
 class Named(BaseModel):

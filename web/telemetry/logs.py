@@ -6,8 +6,6 @@ import json
 import logging
 from datetime import datetime, timezone
 
-FORMATS = ("text", "json")
-LEVELS = ("error", "warning", "info")
 ACCESS = "mtmd.access"
 
 

@@ -61,26 +61,6 @@ class Channel:
         except (OSError, ValueError) as error:
             raise ChannelClosed from error
 
-    def send_at_once(self, part: bytes) -> bytes:
-        """Do what `send` does, without waiting: what the other side has no room for yet, which is
-        to be sent by `send_rest` before the next message. Raises ChannelClosed.
-        """
-        message = _LENGTH.pack(len(part)) + part
-        try:
-            return message[self._socket.send(message, socket.MSG_DONTWAIT) :]
-        except BlockingIOError:
-            return message
-        except OSError as error:
-            raise ChannelClosed from error
-
-    def send_rest(self, rest: bytes) -> None:
-        """Raises ChannelClosed."""
-        self._socket.settimeout(None)
-        try:
-            self._socket.sendall(rest)
-        except OSError as error:
-            raise ChannelClosed from error
-
     def receive(self, maximum: int = LONGEST, limit_s: float | None = None) -> bytearray:
         """The next message. Raises ChannelClosed, also for one of more than `maximum` bytes or with
         descriptors, and ChannelTimeout where it has not come in whole after `limit_s`.

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -58,39 +58,44 @@ def libraries_of(pid: int) -> set[str]:
     return {name for name in LIBRARIES if name in maps}
 
 
-def test_the_demo_model_is_served_as_it_answers_alone(demo: Model, one: Path) -> None:
-    """Two processes are started for it, which takes seconds: one imports torch."""
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    """Two processes, which take seconds to start: one imports torch."""
+    with served(*QUICK) as running:
+        yield running
+    assert running.problems == []
+
+
+def test_the_demo_model_is_served_as_it_answers_alone(
+    server: Served, demo: Model, one: Path
+) -> None:
     alone = demo.answer(one, "Describe the image.", max_tokens=40)
     picture = image_part(data_url(one.read_bytes()))
     chat: dict[str, Any] = {"messages": [user(picture, "Describe the image.")], "max_tokens": 40}
-    with served(*QUICK) as server:
-        answer = json.loads(requested(server, "/v1/chat/completions", chat))
-        assert answer["choices"][0]["message"]["content"] == alone.text
-        assert answer["usage"]["completion_tokens"] == alone.receipt.output_tokens
-        stream = requested(server, "/v1/chat/completions", chat | {"stream": True})
-        lines = [line[6:] for line in stream.splitlines() if line.startswith("data: {")]
-        pieces = [c["delta"].get("content") for s in lines for c in json.loads(s)["choices"]]
-        assert "".join(p for p in pieces if p) == alone.text and len(lines) > 5
-        with pytest.raises(HTTPError) as refused:
-            requested(server, "/v1/chat/completions", chat | {"temperature": -1})
-        with refused.value as response:
-            assert response.code == 400
-        metrics = requested(server, "/metrics")
-        assert "mtmd_finished_total 2.0" in metrics and "mtmd_images_total 2.0" in metrics
-        assert "mtmd_time_to_first_token_seconds_count 2.0" in metrics
-        stats = json.loads(requested(server, "/api/stats"))
-        assert (
-            stats["model"] == demo.name and stats["cpu_seconds"] > stats["engine_cpu_seconds"] > 0
-        )
-        assert stats["resident_bytes"] > stats["engine_bytes"] > 50 << 20
-        assert json.loads(requested(server, "/api/verdict?speed=1"))["title"]
-        assert json.loads(requested(server, "/ready")) == {"status": "ready"}
-        cores = sorted(os.sched_getaffinity(0))
-        own = os.sched_getaffinity(server.process.pid)
-        assert own <= set(cores) and len(own) == max(1, len(cores) // 2)
-        for others in set(descendants(server.process.pid)) - {server.process.pid}:
-            assert sorted(os.sched_getaffinity(others)) == cores
-    assert server.problems == []
+    answer = json.loads(requested(server, "/v1/chat/completions", chat))
+    assert answer["choices"][0]["message"]["content"] == alone.text
+    assert answer["usage"]["completion_tokens"] == alone.receipt.output_tokens
+    stream = requested(server, "/v1/chat/completions", chat | {"stream": True})
+    lines = [line[6:] for line in stream.splitlines() if line.startswith("data: {")]
+    pieces = [c["delta"].get("content") for s in lines for c in json.loads(s)["choices"]]
+    assert "".join(p for p in pieces if p) == alone.text and len(lines) > 5
+    with pytest.raises(HTTPError) as refused:
+        requested(server, "/v1/chat/completions", chat | {"temperature": -1})
+    with refused.value as response:
+        assert response.code == 400
+    metrics = requested(server, "/metrics")
+    assert "mtmd_finished_total 2.0" in metrics and "mtmd_images_total 2.0" in metrics
+    assert "mtmd_time_to_first_token_seconds_count 2.0" in metrics
+    stats = json.loads(requested(server, "/api/stats"))
+    assert stats["model"] == demo.name and stats["cpu_seconds"] > stats["engine_cpu_seconds"] > 0
+    assert stats["resident_bytes"] > stats["engine_bytes"] > 50 << 20
+    assert json.loads(requested(server, "/api/verdict?speed=1"))["title"]
+    assert json.loads(requested(server, "/ready")) == {"status": "ready"}
+    cores = sorted(os.sched_getaffinity(0))
+    own = os.sched_getaffinity(server.process.pid)
+    assert own <= set(cores) and len(own) == max(1, len(cores) // 2)
+    for others in set(descendants(server.process.pid)) - {server.process.pid}:
+        assert sorted(os.sched_getaffinity(others)) == cores
 
 
 def file_form(data: bytes) -> tuple[bytes, str]:
@@ -159,20 +164,20 @@ def ask_for_everything(server: Served, picture: bytes) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="read of /proc")
-def test_the_process_of_the_server_has_neither_torch_nor_compilers(one: Path) -> None:
-    """Of a second library of that size, the start and the memory are saved. As above."""
-    with served(*QUICK) as server:
-        ask_for_everything(server, one.read_bytes())
-        engine = server.engines()[0]
-        assert "libtorch" in libraries_of(engine)
-        its = {engine, *children(engine)}
-        others = {pid: libraries_of(pid) for pid in descendants(server.process.pid)}
-        assert {pid: result for pid, result in others.items() if result and pid not in its} == {}
-    assert server.problems == []
+def test_the_process_of_the_server_has_neither_torch_nor_compilers(
+    server: Served, one: Path
+) -> None:
+    """Of a second library of that size, the start and the memory are saved."""
+    ask_for_everything(server, one.read_bytes())
+    engine = server.engines()[0]
+    assert "libtorch" in libraries_of(engine)
+    its = {engine, *children(engine)}
+    others = {pid: libraries_of(pid) for pid in descendants(server.process.pid)}
+    assert {pid: result for pid, result in others.items() if result and pid not in its} == {}
 
 
 def test_a_server_whose_engine_crashes_may_end_for_whoever_starts_it_again() -> None:
-    """As above."""
+    """Two processes."""
     with served(*QUICK, *EXIT) as server:
         os.kill(server.engines()[0], signal.SIGSEGV)
         assert server.process.wait(30) == DEVICE_FAILED
@@ -228,7 +233,7 @@ def test_closed_output_is_as_good_as_none(tmp_path: Path) -> None:
 
 
 def test_the_process_of_a_server_of_vectors_has_no_torch_either(tmp_path: Path) -> None:
-    """As above."""
+    """Two processes."""
     clip(tmp_path / "clip")
     with served(*QUICK, "-m", str(tmp_path / "clip"), "--dtype", "fp32") as server:
         rows = json.loads(requested(server, "/v1/embeddings", {"input": ["a cat"]}))["data"]
@@ -239,7 +244,7 @@ def test_the_process_of_a_server_of_vectors_has_no_torch_either(tmp_path: Path) 
 
 
 def test_each_of_several_models_is_a_process_that_ends_alone(tmp_path: Path) -> None:
-    """As above: three are started, one of them twice."""
+    """Three are started, one of them twice."""
     for name in ("a", "b"):
         shutil.copytree(DEMO_MODEL, tmp_path / "models" / name)
 
@@ -275,6 +280,6 @@ def test_each_of_several_models_is_a_process_that_ends_alone(tmp_path: Path) -> 
         for engine in server.engines():
             assert os.sched_getaffinity(engine) == os.sched_getaffinity(0)
         requested(server, "/models/unload", {"model": "b"})
-        assert second not in server.engines()
+        until(lambda: second not in server.engines())
         assert chat("a") == expected
     assert all("by SIGKILL" in problem for problem in server.problems)

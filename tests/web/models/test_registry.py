@@ -418,9 +418,13 @@ def test_by_hand():
     with started({"a": 4, "b": 4}) as (registry, loader):
         registry.load("a")
         assert until(lambda: state_of(registry, "a") == LOADED)
-        registry.unload("a")
-        assert until(lambda: state_of(registry, "a") == UNLOADED)
+        registry.unload("a", 60.0)
+        assert state_of(registry, "a") == UNLOADED
         assert loader.log == ["load a", "unload a"]
+        entry = registry.take("a")
+        registry.unload("a", 1e9)  # which is in use, and not waited for
+        assert state_of(registry, "a") == "unloading"
+        registry.give_back(entry)
 
 
 def test_unloading_by_hand_takes_no_model_from_others():
