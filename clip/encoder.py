@@ -106,7 +106,7 @@ class TowerEncoder:
         """Weights of a graph: its runs have all pictures in common that are in them."""
 
         def scale_of(adapter: Adapter, scale: float) -> Node:
-            value = torch.full((1, 1), scale)
+            value = np.full((1, 1), scale, np.float32)
             return graph_input(
                 f"inp.adapter.{adapter.name}", (1, 1), torch.float32, lambda _: value
             )

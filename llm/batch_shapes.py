@@ -9,6 +9,7 @@ from mtmd.llm.batch import FEW, BatchShape
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.state import Cache
 
+FORESEEN_ADAPTERS = 8  # each of which is alone in a batch that decodes
 FORESEEN = 96  # batches of few rows, of those that are kept
 MAX_VERIFIED = 64  # rows with proposals: what runs them differs by little from there on
 
@@ -16,11 +17,13 @@ MAX_VERIFIED = 64  # rows with proposals: what runs them differs by little from 
 def foreseen_batches(runner: Runner) -> list[BatchShape]:
     """Every number of sequences that decode; prompts from one token to the most that are read at
     once, with and without a picture, alone and beside others, with and without proposals. Of
-    lengths and of numbers of prompts there are some: few programs differ by them.
+    lengths and of numbers of prompts there are some: few programs differ by them. With all adapters
+    and with none: by which of them there are, no programs differ.
     """
     paged = runner.reads_pages
     shapes = dict.fromkeys(
-        shape.rounded(False, runner.pages if paged else None)
+        replace(shape, adapters=adapters).rounded(False, runner.pages if paged else None)
+        for adapters in ((), runner.all_adapters)
         for batch in _batches(runner)
         for shape in ([batch] if paged else _with_pages(batch, runner))
     )
@@ -36,13 +39,22 @@ def few_rows(runner: Runner, cache: Cache, proposals: bool = True) -> list[Batch
     whole, tables = runner.pages_for(runner.context), list[int]()
     while not tables or tables[-1] < runner.sequences * whole:
         tables.append(BatchShape(1, pages=tables[-1] + 1 if tables else 1).rounded(True).pages)
+    choices = [(), *((n,) for n in runner.all_adapters[:FORESEEN_ADAPTERS])]
+    kinds = [(_next_tokens, choices), (_of_answers, choices[:1])]
+    kinds += [(_of_proposals, choices[:1])] if proposals else []
     shapes = (
-        replace(batch, pages=min(pages, batch.sequences * whole)).rounded(True)
-        for kind in ((_of_answers, _of_proposals) if proposals else (_of_answers,))
+        replace(batch, pages=min(pages, batch.sequences * whole), adapters=adapters).rounded(True)
+        for kind, chosen in kinds
+        for adapters in chosen
         for pages in tables
         for batch in kind(runner)
     )
     return list(dict.fromkeys(shapes))[:FORESEEN]
+
+
+def _next_tokens(runner: Runner) -> Iterator[BatchShape]:
+    for count in range(1, min(runner.sequences, FEW) + 1):
+        yield BatchShape(count, requested=count, sequences=count)
 
 
 def _of_answers(runner: Runner) -> Iterator[BatchShape]:
@@ -50,8 +62,7 @@ def _of_answers(runner: Runner) -> Iterator[BatchShape]:
     beside parts of prompts, without and with pictures; then such parts alone.
     """
     maximum = runner.sequences
-    for count in range(1, min(maximum, FEW) + 1):
-        yield BatchShape(count, requested=count, sequences=count)
+    yield from _next_tokens(runner)
     pictures = (0, 1) if runner.image_tokens else (0,)
     for images in pictures:
         yield BatchShape(FEW, images, 0, 1)

@@ -152,8 +152,8 @@ class TextInputs:
 
     def always(self, name: str, scale: float) -> Node:
         """The same of an adapter that is part of the model."""
-        ones = torch.full((self.tokens, 1), scale)
-        return self._input(f"inp.adapter.{name}", (self.tokens, 1), torch.float32, lambda _: ones)
+        scales = np.full((self.tokens, 1), scale, np.float32)
+        return self._input(f"inp.adapter.{name}", scales.shape, torch.float32, lambda _: scales)
 
     def state(self, layer: int, state: State) -> Node:
         """A layer's part of the cache, written in place."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.adapter_file import AdapterFile, Change
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, Parameter, Stored
-from mtmd.kernels.graph import Type
+from mtmd.kernels.graph import Shape, Type
 
 A, B = ".lora_a", ".lora_b"  # behind the name of the weight that is changed
 
@@ -56,7 +56,7 @@ class Target:
         if self.way.convert is None or self.embedding:
             return None
         with suppress(RuntimeError, ValueError, IndexError):
-            rows = torch.empty(self.way.shape[0], self.rank)
+            rows = torch.empty(self.way.shape[0], self.rank, device="cpu")
             if tuple(self.way.convert(*[rows] * len(self.changes)).shape) == (shape[0], self.rank):
                 return None
         return "its layout is not that of rows"
@@ -109,7 +109,7 @@ class Adapter:
         columns, at = list[Tensor](), 0
         for change in target.changes:
             rows = target.parameter.shape[1] if target.embedding else target.way.shape[0]
-            b = torch.zeros(rows, target.rank)
+            b = torch.zeros(rows, target.rank, device="cpu")
             if change is not None:
                 b[:, at : at + change.rank] = self._value(change.b) * change.scale
                 at += change.rank
@@ -123,12 +123,7 @@ class Adapter:
     def merged(self, weight: str, scale: float, value: Tensor) -> Tensor:
         """A parameter's fp32 value with the change in it, `scale` times."""
         target = self.targets[weight]
-        deltas = [
-            torch.zeros(target.way.shape)
-            if change is None
-            else self._value(change.b) @ self._value(change.a) * (change.scale * scale)
-            for change in target.changes
-        ]
+        deltas = [self._delta(change, target.way.shape, scale) for change in target.changes]
         delta = target.way.convert(*deltas) if target.way.convert else deltas[0]
         result = value + delta.reshape(value.shape)
         if not target.magnitude:
@@ -139,6 +134,16 @@ class Adapter:
         lengths = target.way.convert(lengths) if target.way.convert else lengths
         scaled: Tensor = result * (lengths / torch.linalg.norm(result, dim=1, keepdim=True))
         return scaled
+
+    def _delta(self, change: Change | None, shape: Shape, scale: float) -> Tensor:
+        if change is None:
+            return torch.zeros(shape, device="cpu")
+        a, b = self._value(change.a), self._value(change.b) * (change.scale * scale)
+        if not change.among:
+            return b @ a
+        experts = shape[0]  # rows of a expert by expert, columns of b rank by rank
+        a, b = a.view(experts, -1, a.shape[1]), b.view(len(b), -1, experts)
+        return torch.einsum("ore,eri->eoi", b, a)
 
     def _value(self, name: str) -> Tensor:
         return self._file.file.read(name).float()
@@ -173,20 +178,40 @@ def _target(
     file: AdapterFile, parameter: Parameter, ways: Sequence[Stored], used: set[str]
 ) -> Target | None:
     for way in ways:
-        changes = tuple(file.changes.get(name) for name in way.names)
+        names = way.names if len(way.shape) == 2 else _of_experts(file, way)
+        changes = tuple(file.changes.get(name) for name in names)
         given = [c for c in changes if c is not None]
         if not given:
             continue
-        if any(c.shape != tuple(way.shape) for c in given):
+        if any(c.shape != tuple(way.shape[-2:]) for c in given):
             continue
         if any(c.magnitude is not None for c in given) and len(way.names) > 1:
             raise ModelError(
                 f"{file.where}: {way.names[0]:.120} has magnitudes (DoRA) and is one of several "
                 "tensors that are used as one; merge it with PEFT's merge_and_unload()"
             )
-        used.update(name for name in way.names if name in file.changes)
+        used.update(name for name in names if name in file.changes)
         return Target(parameter, way, changes)
     return None
+
+
+def _of_experts(file: AdapterFile, way: Stored) -> tuple[str, ...]:
+    """Return the name of the change of a table of experts; () where there is none."""
+    if len(way.shape) != 3:
+        return ()
+    fitting = [
+        name
+        for name, change in file.changes.items()
+        if way.names[0] in change.among
+        and change.shape == tuple(way.shape[-2:])
+        and change.rank % way.shape[0] == 0
+    ]
+    if len(fitting) > 1:
+        raise ModelError(
+            f"{file.where}: {fitting[0]:.120} and {fitting[1]:.120} may both be of "
+            f"{way.names[0]:.120}; merge the adapter with PEFT's merge_and_unload()"
+        )
+    return tuple(fitting)
 
 
 def merged(

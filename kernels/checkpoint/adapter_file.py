@@ -26,6 +26,7 @@ _PEFT = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\.lora_"
     r"(?:(?P<matrix>[AB])\.weight|embedding_(?P<table>[AB])|(?P<magnitude>magnitude_vector)(?:\.weight)?)"
 )
+_NESTED = re.compile(r"(\.base_layer)+$")
 _MODULE, _COPY = re.compile(r"^base_model\.model\."), ".base_layer.weight"
 _GGUF = re.compile(r"(?P<weight>.+)\.lora_(?P<matrix>[ab])")
 # Settings of PEFT that say what else an adapter computes, and the value with which it does not.
@@ -36,7 +37,6 @@ _PLAIN_SETTINGS: dict[str, tuple[Any, ...]] = {
     "modules_to_save": (None, []),
     "layer_replication": (None, []),
     "trainable_token_indices": (None, [], {}),
-    "target_parameters": (None, []),
     "alora_invocation_tokens": (None, []),
     "arrow_config": (None,),
     "kasa_config": (None,),
@@ -52,6 +52,8 @@ class Change:
     """Describes what an adapter adds to one weight [N, K], scale * b @ a, by the names of a [R, K]
     and b [N, R]. `embedding`: it is a table [V, D], of which a is [V, R], or [R, V] in PEFT's
     files, and b [D, R]. `magnitude`: lengths of the sum's rows, of DoRA (arXiv:2402.09353).
+    `among`: it is that of a table of E experts [E, N, K], one of those called so, and R is as much
+    for each of them.
     """
 
     a: str
@@ -61,6 +63,7 @@ class Change:
     scale: float
     embedding: bool = False
     magnitude: str | None = None
+    among: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,15 +139,22 @@ def _open_peft(folder: Path) -> AdapterFile:
             )
         part = match["matrix"] or (match["table"] and f"table {match['table']}") or "magnitude"
         parts.setdefault(match["module"], {})[part] = name
-    scales = _Scales(config)
+    scales, targets = _Scales(config), _texts(config, "target_parameters")
     changes = {}
     for module, names in parts.items():
         embedding = "table A" in names
         keys = ("table A", "table B") if embedding else ("A", "B")
         a, b = _both(where, module, *(names.get(key) for key in keys))
         (r, k), (n, r_too) = _matrix(where, file, a), _matrix(where, file, b)
-        rank = _rank(where, module, r, r_too, scales.rank(module))
         shape = (k, n) if embedding else (n, k)
+        owner = _NESTED.sub("", module)
+        if among := _experts(owner, targets):
+            rank = scales.rank(owner)
+            _rank(where, module, r, r_too, max(r // rank, 1) * rank)
+            scale = scales.scale(owner, rank)
+            changes[module] = Change(a, b, r, shape, scale, among=among)
+            continue
+        rank = _rank(where, module, r, r_too, scales.rank(module))
         changes[f"{module}.weight"] = Change(
             a, b, rank, shape, scales.scale(module, rank), embedding, names.get("magnitude")
         )
@@ -175,6 +185,23 @@ def _open_peft(folder: Path) -> AdapterFile:
     return _checked(
         AdapterFile(folder, file, changes, str(config.get("base_model_name_or_path", "") or ""))
     )
+
+
+def _texts(config: Settings, key: str) -> list[str]:
+    value = config.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ModelError(f"{config.where}: {key} is {value!r:.60}, expected a list of names")
+    return value
+
+
+def _experts(module: str, targets: list[str]) -> tuple[str, ...]:
+    """Return the parameters of a module that an adapter changes as such. Which matrices are whose,
+    PEFT says by how wrappers are nested; here their shapes say it.
+    """
+    names = (f"{module}.{target.rpartition('.')[2]}" for target in targets)
+    pairs = zip(names, targets, strict=True)
+    ends = (name for name, target in pairs if name == target or name.endswith(f".{target}"))
+    return tuple(name for name in ends if not name.endswith(".weight"))
 
 
 def _check_settings(config: Settings) -> None:

@@ -18,6 +18,7 @@ from mtmd.checkpoint.file_names import PART, WEIGHTS, is_projector
 from mtmd.checkpoint.stores import find, is_store_name
 from mtmd.kernels.checkpoint.magic import (
     ADAPTER,
+    ADAPTER_CONFIG,
     ADD_ADAPTER,
     CONVERT,
     first_bytes,
@@ -84,26 +85,53 @@ def resolve_model(
         return _fetch(text, result, endpoint, cache_dir)
 
 
-def resolve_adapter(adapter: str, progress: bool = False) -> Path:
+def resolve_adapter(
+    adapter: str,
+    progress: bool = False,
+    *,
+    endpoint: str | None = None,
+    cache_dir: Path | None = None,
+) -> Path:
     """A LoRA adapter given as a folder or file here, or as `org/name[@revision]` on the hub, from
-    which its settings and weights are fetched. Raises ModelError.
+    which its settings and weights are fetched. Without the hub, what is in the cache is taken.
+    Raises ModelError.
     """
     path = Path(adapter).expanduser()
     if path.exists() or _is_path(adapter) or not _REPO.fullmatch(adapter):
         return path
-    name = parse_name(adapter)
     from huggingface_hub import snapshot_download
 
+    name, revision, is_offline = parse_name(adapter), None, False
+    try:
+        info = ask_hub(adapter, name.repo, name.revision, endpoint)
+        revision = info.sha
+        if ADAPTER_CONFIG not in {file.rfilename for file in info.siblings or []}:
+            raise ModelError(
+                f"adapter {adapter!r} has no {ADAPTER_CONFIG} on the Hugging Face hub; expected a "
+                "LoRA adapter that PEFT has saved"
+            )
+    except HubUnreachable:
+        is_offline = True
     try:
         with progress_bars(progress):
-            return Path(
-                snapshot_download(name.repo, revision=name.revision, allow_patterns=sorted(ADAPTER))
+            folder = Path(
+                snapshot_download(
+                    name.repo,
+                    revision=revision or name.revision,
+                    cache_dir=cache_dir,
+                    endpoint=endpoint,
+                    allow_patterns=sorted(ADAPTER),
+                    local_files_only=is_offline,
+                )
             )
     except Exception as error:
         raise ModelError(
             f"adapter {adapter!r} is neither here nor could it be fetched from the Hugging Face "
-            f"hub ({_cause(error)}); check the spelling and the network"
+            f"hub ({_cause(error)}); check network and disk space, or give a local folder"
         ) from error
+    if revision is not None and name.revision != revision:
+        _remember(folder, name.revision or DEFAULT_REVISION, revision)
+    return folder
 
 
 def is_demo(model: str | os.PathLike[str] | None) -> bool:

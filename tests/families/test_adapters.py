@@ -144,6 +144,20 @@ def test_gguf(build: Build, tmp_path: Path) -> None:
         assert ours(model, "llava", None) == [expected]
 
 
+def test_experts(build: Build, tmp_path: Path) -> None:
+    """Tables of experts, whose matrices PEFT nests."""
+    oracle = build("qwen3_vl", "experts")
+    names = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    expected = theirs(
+        adapter(oracle, tmp_path / "a", target_modules=["q_proj"], target_parameters=names),
+        "qwen3_vl",
+    )
+    with load(oracle.folder, device="cpu", dtype="fp32", lora=tmp_path / "a") as model:
+        assert ours(model, "qwen3_vl", None) == [expected]
+    with pytest.raises(ModelError, match="it is no product of rows with one matrix"):
+        load(oracle.folder, device="cpu", lora={"a": tmp_path / "a"})
+
+
 def test_dora(build: Build, tmp_path: Path) -> None:
     """Magnitudes are merged exactly; as products are computed they are refused."""
     oracle = build(*QWEN)

@@ -43,6 +43,12 @@ REPOS = {
     "org/pickles": {"config.json": b"{}", "pytorch_model.bin": b"x"},
     "org/empty": {},
     "org/GGUF": GGUFS,
+    "org/adapter": {
+        "adapter_config.json": b"{}",
+        "adapter_model.safetensors": b"\x02\0\0\0\0\0\0\0{}",
+        "adapter_model.bin": b"pickle",
+        "tokenizer.json": b"{}",
+    },
     "org/blind": {"a-q4_0.gguf": b"GGUF"},
     "org/outside": {"../../a-Q4_0.gguf": b"GGUF"},
 }

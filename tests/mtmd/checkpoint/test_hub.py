@@ -14,7 +14,7 @@ from fake_hub import COMMIT, FILES, FakeHub, address, running_hub
 
 from mtmd.base.errors import ModelError
 from mtmd.checkpoint import hub
-from mtmd.checkpoint.hub import NotInCacheError, Result, check_name, resolve_model
+from mtmd.checkpoint.hub import NotInCacheError, Result, check_name, resolve_adapter, resolve_model
 
 
 @pytest.fixture
@@ -297,3 +297,23 @@ def test_a_download_that_breaks_off(
         match=r"'org/good' could not be fetched from the Hugging Face hub \(.*\); check network and disk space",
     ):
         resolve_model("org/good", endpoint=endpoint, cache_dir=tmp_path)
+
+
+def test_an_adapter_is_fetched_and_then_found(
+    endpoint: str, closed_port: str, tmp_path: Path
+) -> None:
+    where = {"cache_dir": tmp_path / "cache"}
+    folder = resolve_adapter("org/adapter", endpoint=endpoint, **where)
+    files = ["adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(p.name for p in folder.iterdir()) == files
+    assert resolve_adapter("org/adapter", endpoint=closed_port, **where) == folder
+    assert resolve_adapter(str(folder)) == folder
+    for name, words in (
+        ("org/good", "has no adapter_config.json on the Hugging Face hub"),
+        ("org/missing", "neither a local folder nor found on"),
+        ("org/gated", "is gated"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            resolve_adapter(name, endpoint=endpoint, **where)
+    with pytest.raises(ModelError, match="neither here nor could it be fetched"):
+        resolve_adapter("org/good", endpoint=closed_port, **where)

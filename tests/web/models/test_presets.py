@@ -61,3 +61,11 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path, values, reported):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(OptionError, match="cannot be read"):
         read_presets(tmp_path / "none.json", ["a"])
+
+
+def test_adapters_lie_beside_the_file(tmp_path):
+    (tmp_path / "style").mkdir()
+    result = read(tmp_path, {"a": {"load": {"lora": {"s": "style", "t": "org/name"}}}})
+    assert result["a"].load["lora"] == (f"s={tmp_path / 'style'}:1.000000", "t=org/name")
+    with pytest.raises(OptionError, match="presets.json, a, load: lora: "):
+        read(tmp_path, {"a": {"load": {"lora": 3}}})
