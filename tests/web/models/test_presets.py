@@ -67,5 +67,5 @@ def test_adapters_lie_beside_the_file(tmp_path):
     (tmp_path / "style").mkdir()
     result = read(tmp_path, {"a": {"load": {"lora": {"s": "style", "t": "org/name"}}}})
     assert result["a"].load["lora"] == (f"s={tmp_path / 'style'}:1.000000", "t=org/name")
-    with pytest.raises(OptionError, match="presets.json, a, load: lora: "):
+    with pytest.raises(OptionError, match=r"presets\.json, a, load: lora: "):
         read(tmp_path, {"a": {"load": {"lora": 3}}})
