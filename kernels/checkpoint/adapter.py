@@ -1,16 +1,15 @@
 """A LoRA adapter for one model: what it changes, under canonical names, as matrices to multiply
 with and as weights with the change in them.
 
-What a checkpoint has turned, fused or split is the same for an adapter's matrices: each parameter's
-own `convert` is applied to them. Where that moves rows, the second matrix's rows move.
+What a checkpoint has turned, fused or split is so in an adapter, too: where a parameter's `convert`
+moves rows and columns, the rows of b and the columns of a move with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -53,13 +52,26 @@ class Target:
         shape = self.parameter.shape
         if len(shape) != 2 or self.way.shape[1:] != shape[1:]:
             return "it is no product of rows with one matrix"
-        if self.way.convert is None or self.embedding:
-            return None
-        with suppress(RuntimeError, ValueError, IndexError):
-            rows = torch.empty(self.way.shape[0], self.rank, device="cpu")
-            if tuple(self.way.convert(*[rows] * len(self.changes)).shape) == (shape[0], self.rank):
-                return None
-        return "its layout is not that of rows"
+        return (
+            None if self.embedding or self.moves is not None else "its layout is not that of rows"
+        )
+
+    @cached_property
+    def moves(self) -> tuple[Tensor, Tensor] | None:
+        """Which row of the tensors, one below the other, each row of the parameter is, and which
+        column each column; None where `convert` does more than move whole rows and columns.
+        """
+        (rows, columns), count = self.way.shape, len(self.changes)
+        row_of = torch.arange(rows * count, dtype=torch.int32, device="cpu").view(count, rows, 1)
+        column_of = torch.arange(columns, dtype=torch.int32, device="cpu").expand(rows, columns)
+        if self.way.convert is None:
+            return row_of[0, :, 0], column_of[0]
+        moved_rows = self.way.convert(*row_of.expand(count, rows, columns))
+        moved_columns = self.way.convert(*[column_of] * count)
+        are_whole = (moved_rows == moved_rows[:, :1]).all() and (
+            moved_columns == moved_columns[:1]
+        ).all()
+        return (moved_rows[:, 0].clone(), moved_columns[0].clone()) if are_whole else None
 
 
 class Adapter:
@@ -103,19 +115,24 @@ class Adapter:
         if name.endswith(A):
             parts = [self._value(c.a) for c in target.changes if c is not None]
             a = torch.cat(parts)
-            is_turned = target.embedding and not self._file.file.canonical
-            return (a.t() if is_turned else a).to(dtype).contiguous()
+            if not target.embedding:
+                assert target.moves is not None
+                a = a[:, target.moves[1]]
+            elif not self._file.file.canonical:
+                a = a.t()
+            return a.to(dtype).contiguous()
         # Each tensor's rows in columns of their own, as their a's lie one below the other
-        columns, at = list[Tensor](), 0
-        for change in target.changes:
-            rows = target.parameter.shape[1] if target.embedding else target.way.shape[0]
-            b = torch.zeros(rows, target.rank, device="cpu")
+        rows = target.parameter.shape[1] if target.embedding else target.way.shape[0]
+        b, at = torch.zeros(len(target.changes), rows, target.rank, device="cpu"), 0
+        for part, change in zip(b, target.changes, strict=True):
             if change is not None:
-                b[:, at : at + change.rank] = self._value(change.b) * change.scale
+                part[:, at : at + change.rank] = self._value(change.b) * change.scale
                 at += change.rank
-            columns.append(b)
-        convert = None if target.embedding else target.way.convert
-        return (convert(*columns) if convert else columns[0]).to(dtype).contiguous()
+        b = b.flatten(0, 1)
+        if not target.embedding:
+            assert target.moves is not None
+            b = b[target.moves[0]]
+        return b.to(dtype).contiguous()
 
     def quant(self, name: str) -> str | None:  # noqa: ARG002
         return None

@@ -91,10 +91,11 @@ def as_gguf(folder: Path, file: Path, heads: dict[str, int]) -> None:
     writer.close()
 
 
-LLAVA, QWEN, GEMMA = (
+LLAVA, QWEN, GEMMA, DELTA = (
     ("llava", "llava-next, mistral with a window"),
     ("qwen2_vl", "qwen2-vl, heads of 40 and 24"),
     ("gemma3", "head of 72"),
+    ("qwen3_5", "dense"),
 )
 CASES = {
     # rotary pairs turned, ranks and scales by pattern
@@ -106,6 +107,8 @@ CASES = {
     },
     # the encoder, whose queries, keys and values are one matrix in files
     QWEN: {"target_modules": "all-linear"},
+    # recurrent layers, whose heads lie in another order here
+    DELTA: {"target_modules": "all-linear", "exclude_modules": r".*visual.*"},
     # a table that the decoder multiplies by its width's root
     GEMMA: {"target_modules": ["q_proj", "down_proj", "embed_tokens"]},
 }
