@@ -71,7 +71,7 @@ class Target:
         are_whole = (moved_rows == moved_rows[:, :1]).all() and (
             moved_columns == moved_columns[:1]
         ).all()
-        return (moved_rows[:, 0].clone(), moved_columns[0].clone()) if are_whole else None
+        return (moved_rows[:, 0].long(), moved_columns[0].long()) if are_whole else None
 
 
 class Adapter:
