@@ -188,7 +188,7 @@ def _open_peft(folder: Path) -> AdapterFile:
 
 
 def _texts(config: Settings, key: str) -> list[str]:
-    value = config.get(key, [])
+    value: object = config.get(key, [])
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ModelError(f"{config.where}: {key} is {value!r:.60}, expected a list of names")
     return value

@@ -412,6 +412,8 @@ def test_every_option(mtmd: Any) -> None:
         "--kernels",
         "--vision-attention",
         "--preprocess",
+        "--lora",
+        "--weights",
         *sides,
     }
 
