@@ -117,12 +117,15 @@ def _architecture(file: GgufFile, where: str) -> str:
 
 
 def _alongside(path: Path, architecture: str) -> tuple[Path | None, str]:
-    """The one projector in a GGUF's folder, or None and what to do about it."""
+    """The projector in a GGUF's folder that is called as it is, or the only one; None and what to
+    do about it where there is neither.
+    """
     result = sorted(
         p for p in path.parent.glob("*.gguf") if "mmproj" in p.name.lower() and p != path
     )
-    if len(result) == 1:
-        return result[0], ""
+    named = [p for p in result if p.name.lower() == f"mmproj-{path.name}".lower()]
+    if len(result) == 1 or named:
+        return (named or result)[0], ""
     if result:
         return (
             None,

@@ -203,9 +203,11 @@ def test_several_projectors_beside_it(
         "model-mmproj-BF16.gguf)" in line
     )
     assert line.endswith("choose one with mmproj= (--mmproj)")
-    assert answer(
-        mtmd, picture, "-m", text, "--mmproj", text.with_name("mmproj-F32.gguf")
-    ) == answer(mtmd, picture, "-m", folder)
+    expected = answer(mtmd, picture, "-m", folder)
+    chosen = text.with_name("mmproj-F32.gguf")
+    assert answer(mtmd, picture, "-m", text, "--mmproj", chosen) == expected
+    chosen.rename(text.with_name(f"mmproj-{text.name}"))
+    assert answer(mtmd, picture, "-m", text) == expected, "as mtmd convert names it"
 
 
 def test_without_a_projector_text_is_answered(
