@@ -58,8 +58,8 @@ class Target:
 
     @cached_property
     def moves(self) -> tuple[Tensor, Tensor] | None:
-        """Which row of the tensors, one below the other, each row of the parameter is, and which
-        column each column; None where `convert` does more than move whole rows and columns.
+        """Return which row of the tensors, one below the other, each row of the parameter is, and
+        which column each column; None where `convert` does more than move whole rows and columns.
         """
         (rows, columns), count = self.way.shape, len(self.changes)
         row_of = torch.arange(rows * count, dtype=torch.int32, device="cpu").view(count, rows, 1)

@@ -73,8 +73,8 @@ GGUF_KINDS = {
 
 @dataclass(frozen=True)
 class Multipliers:
-    """What Granite multiplies by: what is embedded, pictures too; what a block adds; scores, in
-    place of 1 / sqrt(K); and what logits are divided by.
+    """Numbers that Granite multiplies by: what is embedded, pictures too; what a block adds;
+    scores, in place of 1 / sqrt(K); and what logits are divided by.
     """
 
     embedding: float

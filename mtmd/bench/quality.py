@@ -1,4 +1,4 @@
-"""What a number type costs: how far a model's next-token probabilities are from those of a
+"""Quality that a number type costs: how far a model's next-token probabilities are from those of a
 reference, over a text and a picture.
 
 Every position of the text is compared twice: read in stretches, as a prompt is, and token by token,
@@ -38,7 +38,7 @@ from mtmd.options.load import LoadOptions
 TEXT = Path(__file__).parent / "text.txt"  # the first pages of Alice's Adventures in Wonderland
 TEXT_BYTES_MAX = 8 << 20
 POSITIONS, POSITIONS_MAX = 512, 1 << 15
-LEAST = 8  # tokens that a text has to have
+TOKENS_MIN = 8  # tokens that a text has to have
 STRETCH = 256  # tokens of a prompt that are read at once
 SLACK = 16
 LOGITS_BYTES_MAX = 4 << 30  # of the reference's, in memory
@@ -55,8 +55,8 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Divergence:
-    """Of all positions: mean, 99th percentile and maximum of the Kullback-Leibler divergence of the
-    next token from the reference's, in nats; the share of positions with the same most probable
+    """Mean, 99th percentile and maximum over all positions of the Kullback-Leibler divergence of
+    the next token from the reference's, in nats; the share of positions with the same most probable
     token; the text's perplexity.
     """
 
@@ -152,10 +152,10 @@ def _reference(
     runner = model.runner
     ids = tuple(model.checkpoint.tokenizer.encode(text)[:positions])
     vocabulary = runner.family.vocabulary
-    if len(ids) < LEAST:
+    if len(ids) < TOKENS_MIN:
         raise OptionError(
-            f"quality: found a text of {len(ids)} tokens, expected at least {LEAST}; give a longer "
-            "file"
+            f"quality: found a text of {len(ids)} tokens, expected at least {TOKENS_MIN}; give a "
+            "longer file"
         )
     if (size := 4 * len(ids) * vocabulary) > LOGITS_BYTES_MAX:
         raise OptionError(

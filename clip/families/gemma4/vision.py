@@ -250,8 +250,8 @@ class Area:
 
 
 def read_video(video: Settings, patch: int, pool: int, sizes: tuple[int, ...]) -> SingleFrames:
-    """How frames are shown, in one of `sizes`. Raises ModelError for settings that do not fit the
-    model's.
+    """Return how frames are shown, in one of `sizes`. Raises ModelError for settings that do not
+    fit the model's.
     """
     same = {"patch_size": patch, "pooling_kernel_size": pool, "do_normalize": True}
     stepped = {**same, **video.values}

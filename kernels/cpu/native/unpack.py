@@ -544,7 +544,7 @@ def _tq1_0(e: Emitter, chunk: Value) -> Terms:
 
 
 def carried(fractions: Value) -> Value:
-    """What multiplying fractions of 2^16 by 3 carries."""
+    """Return what multiplying fractions of 2^16 by 3 carries."""
     return ((fractions.zext(I32) * 3) >> 16).trunc(I16)
 
 
