@@ -96,16 +96,14 @@ def f8_64(x: Tensor, w: Tensor | None) -> Tensor:  # noqa: ARG001
     return torch.cat((head, codes.view(torch.uint8)), 1)
 
 
-def table_divisors() -> list[float]:
+def table_divisors() -> tuple[float, ...]:
     """Return where the largest number may lie on IQ4's table, which reaches from -127 to 113."""
-    return [-127.0 + 4 * step for step in range(-3, 9)] + [
-        113.0 + 4 * step for step in range(-8, 3)
-    ]
+    return -139.0, -127.0, -117.0, -107.0, -97.0, 85.0, 95.0, 105.0, 113.0
 
 
 def whole_divisors(low: int) -> list[float]:
     """Return where the largest number may lie among the whole numbers from -low to low - 1."""
-    return [sign * (low - back / 4) for sign in (-1, 1) for back in range(-3, 7)]
+    return [sign * (low - back / 2) for sign in (-1, 1) for back in range(-1, 4)]
 
 
 def _around_zero(x: Tensor, w: Tensor | None, low: int) -> tuple[Tensor, Tensor]:

@@ -182,6 +182,10 @@ EFFECTS: dict[str, tuple[tuple[object, ...], Seen]] = {
     ),
     "--device": (("--device", "cpu"), lambda got, _: got["receipt"]["device"] == "cpu"),
     "--dtype": (("--dtype", "bf16"), lambda got, _: got["receipt"]["dtype"] == "bf16"),
+    "--weights": (
+        ("--weights", "Q8_0"),
+        lambda got, _: got["receipt"]["model_notes"][0].endswith("to Q8_0"),
+    ),
     "--flash-attn": (
         ("--device", "cpu", "--flash-attn", "off"),
         lambda got, plain: (
