@@ -20,7 +20,6 @@ from mtmd.kernels.checkpoint.quantized.parts import SCALES, Packed, Part, Parts,
 from mtmd.kernels.checkpoint.quantized.scheme import GROUP_MAX, Scheme
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # rows of the codes in a word, lowest bits first
-_SHIFTS = tuple(4 * AWQ_ORDER.index(row) for row in range(8))
 _WORDS = (torch.int32,)
 
 
@@ -66,9 +65,12 @@ def _awq(parts: Parts, base: str, stated: int | None) -> Packed:
 
 def _awq_rows(words: Tensor) -> Tensor:
     """int32 [K, N / 8] -> codes, uint8 [N, K]."""
-    turned = words.t().contiguous()
-    rows = torch.stack([turned >> shift for shift in _SHIFTS], 1).bitwise_and_(15)
-    return rows.flatten(0, 1).to(torch.uint8)
+    pairs = words.t().contiguous().view(torch.uint8).unflatten(1, (-1, 4))
+    rows = pairs.new_empty(len(pairs), 8, pairs.shape[1])
+    for byte in range(4):
+        low, high = AWQ_ORDER[2 * byte : 2 * byte + 2]
+        rows[:, low], rows[:, high] = pairs[..., byte] & 15, pairs[..., byte] >> 4
+    return rows.flatten(0, 1)
 
 
 def _gptq(parts: Parts, base: str, stated: int | None, scheme: Scheme) -> Packed:

@@ -18,9 +18,10 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Shape
 from mtmd.kernels.quantization.blocks import BLOCKS, dequantize
 from mtmd.kernels.quantization.own_blocks import nibbles, rows
+from mtmd.kernels.resources.threads import one_thread
 
-# Values packed at a time, so that what lies between takes a few times as many bytes.
-CHUNK_VALUES = 1 << 22
+# Values packed at a time, so that what lies between stays in a core's caches.
+CHUNK_VALUES = 1 << 18
 SCALES = (torch.float32, torch.bfloat16, torch.float16)
 
 Part = Callable[[int, int], tuple[Tensor, Tensor]]
@@ -93,6 +94,10 @@ class Packed:
 
     def read(self) -> Tensor:
         """Rows of blocks, uint8 [*shape[:-1], row_bytes], or values, fp32 of `shape`."""
+        with one_thread():  # steps are short: threads would wait for each other
+            return self._read()
+
+    def _read(self) -> Tensor:
         part, count = self.open(), prod(self.shape[:-1])
         step = max(CHUNK_VALUES // self.layout.width // self.step, 1) * self.step
         out: Tensor | None = None
