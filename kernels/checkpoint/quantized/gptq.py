@@ -70,7 +70,8 @@ def _awq_rows(words: Tensor) -> Tensor:
     for byte in range(4):
         low, high = AWQ_ORDER[2 * byte : 2 * byte + 2]
         rows[:, low], rows[:, high] = pairs[..., byte] & 15, pairs[..., byte] >> 4
-    return rows.flatten(0, 1)
+    codes: Tensor = rows.flatten(0, 1)
+    return codes
 
 
 def _gptq(parts: Parts, base: str, stated: int | None, scheme: Scheme) -> Packed:
