@@ -65,7 +65,8 @@ def _awq(parts: Parts, base: str, stated: int | None) -> Packed:
 
 def _awq_rows(words: Tensor) -> Tensor:
     """int32 [K, N / 8] -> codes, uint8 [N, K]."""
-    pairs = words.t().contiguous().view(torch.uint8).unflatten(1, (-1, 4))
+    turned = words.t().clone(memory_format=torch.contiguous_format)  # strides of one column, too
+    pairs = turned.view(torch.uint8).unflatten(1, (-1, 4))
     rows = pairs.new_empty(len(pairs), 8, pairs.shape[1])
     for byte in range(4):
         low, high = AWQ_ORDER[2 * byte : 2 * byte + 2]

@@ -16,7 +16,7 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     """Codes of `bits` bits each, the first in the lowest bits, without gaps: int32 [..., W] ->
     uint8 [..., W * 32 // bits]. Codes of 3 bits may lie across two words.
     """
-    words = words.contiguous()
+    words = words.clone(memory_format=torch.contiguous_format)  # strides of one column, too
     if bits in (2, 4, 8):
         packed = words.view(torch.uint8)
         if bits == 8:

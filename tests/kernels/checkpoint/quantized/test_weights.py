@@ -69,3 +69,10 @@ def test_rows_of_no_whole_blocks(name: str, tmp_path: Path) -> None:
     assert file.kind(f"{NAME}.weight") not in BLOCKS
     assert file.meta(f"{NAME}.weight") == ((40, 144), torch.float32)
     assert error(values(file), expected) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "int8"])
+def test_one_group_in_a_row(name: str, tmp_path: Path) -> None:
+    form, weight = FORMATS[name], torch.randn(64, 128, generator=torch.Generator().manual_seed(1))
+    held, expected = form.quantize(weight)
+    assert error(values(opened(folder(tmp_path, form.settings, held))), expected) < 1e-9
