@@ -86,7 +86,7 @@ COMBINE = """
 QUANTIZED = """
 ## Products with quantized weights
 
-`kernels/gpu/quant_matmul/kernel.py`, x in bf16, 4096 x 4096 weights of each type that stays quantized in memory. `tile` is rows of x x rows of w x
+`kernels/gpu/quant_matmul/kernel.py`, x in bf16, 4096 x 4096 weights of the types that are tried in detail (the others share their tiles; `python benchmarks/gpu_kernels/spills.py` compiles all). `tile` is rows of x x rows of w x
 values of a row at a time, and warps of 32 threads: of tiles `hip:gfx942`, whose warps have 64, has half as many. Up to 32 rows of x take a kernel that makes operands of packed
 codes, more take tiles of decoded ones; `python benchmarks/gpu_kernels/instructions.py` counts what each takes for a weight.
 With Triton 3.9 that is 3 to 8 instructions for up to 16 rows, 6 to 10 for 512; Triton 3.6 takes up to 31 % more cycles of few rows

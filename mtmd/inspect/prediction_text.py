@@ -8,14 +8,14 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from mtmd.inspect.prediction import GraphOps, Length, Picture, Prediction
-from mtmd.inspect.ranks_text import render_ranks
+from mtmd.inspect.ranks_text import UNCONFIRMED, render_ranks
 from mtmd.kernels.estimate.roofline import Estimate
 from mtmd.kernels.report.facts import CompiledKernel
 from mtmd.loaded.fitting.needed_memory import MAX_ANSWERS
 
 WIDTH = 80
 GIB = 1 << 30
-NOT_RUN = "PREDICTED, NOT RUN ON A GPU: memory as plans say it, times estimated."
+NOT_RUN = f"PREDICTED, {UNCONFIRMED.upper()}: memory as plans say it, times estimated."
 SHOWN = 6  # ops of one graph, those that take most
 
 
@@ -121,7 +121,8 @@ def _speed(report: Prediction) -> Iterator[str]:
     if all(length.decode is None for length in report.lengths):
         yield "speed: not estimated, as some of the model does not run on the card"
         return
-    yield f"{'speed':<31}{'middle':>8}{'slow to fast':>19}{'':4}{'bound':<10}{'launches':>8}"
+    columns = f"{'middle':>8}{'slow to fast':>19}{'':4}{'bound':<10}{'launches':>8}"
+    yield f"{f'speed, {UNCONFIRMED}':<31}{columns}"
     for pictures in _alike(report.pictures):
         first, last = pictures[0], pictures[-1]
         if first.encode is not None:
@@ -245,7 +246,9 @@ def _ops(report: Prediction) -> Iterator[str]:
             continue
         facts = next((g for g in report.graphs if f"{g.graph}, {g.label}" == graph.graph), None)
         size = f" ({facts.size})" if facts else ""
-        yield f"{graph.graph}{size}: {graph.launches:,} launches"
+        yield from _wrapped(
+            f"{graph.graph}{size}: {graph.launches:,} launches, times {UNCONFIRMED}"
+        )
         yield f"  {'op':<16}{'kernel':<27}{'nodes':>6}{'launches':>9}{'ms':>9}  bound"
         for op in graph.ops[:SHOWN]:
             ms = _digits(op.ms) if op.ms else "-"

@@ -12,6 +12,7 @@ from mtmd.kernels.report.facts import RanksFacts
 
 Row = Callable[[str, Estimate, str, int], str]
 WIDTH = 80
+UNCONFIRMED = "not confirmed by a run"  # of all times, until those of a card were compared with one
 
 
 def render_ranks(facts: RanksFacts, links: tuple[LinkFacts, ...], row: Row) -> Iterator[str]:
@@ -19,7 +20,8 @@ def render_ranks(facts: RanksFacts, links: tuple[LinkFacts, ...], row: Row) -> I
     count = len(facts.ranks)
     yield f"{f'{count} such cards, --tp {count}':<31}{'middle':>8}{'slow to fast':>18}"
     for one in links:
-        yield from _wrapped(f"  over {one.title}, {one.gb_per_s:,.4g} GB/s each way ({one.source})")
+        over = f"over {one.title}, {one.gb_per_s:,.4g} GB/s each way ({one.source})"
+        yield from _wrapped(f"  {over}, {UNCONFIRMED}")
         for what, time, unit, tokens in (
             ("encode, a picture", one.encode, "ms", 0),
             (f"prefill of {one.prefill_tokens}", one.prefill, "tok/s", one.prefill_tokens),
