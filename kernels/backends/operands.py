@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.graph import Type
+from mtmd.kernels.quantization.kv_rows import quantize_rows
 
 MAX_ROWS, MAX_KEYS, MAX_OUTPUTS = 64, 256, 256  # of attention, and of a weight
 MAX_PAGES = 16
@@ -128,10 +129,21 @@ def _whole(op: str, name: str, kind: Type, named: Named, options: Mapping[str, A
         return torch.arange(kind.count) * tokens // parts
     if name == "bounds":
         return _bounds(kind, _keys(op, named, options))
+    if name == "cache":
+        return _quantized(kind, named, options)
     if name in ("at", "slots", "pages", "tokens"):
         rows = _rows(name, named, options)
         return (rows - 1 - torch.arange(kind.count)).remainder(rows).view(kind.shape)
     return torch.zeros(kind.shape)
+
+
+def _quantized(kind: Type, named: Named, options: Mapping[str, Any]) -> Tensor:
+    """A cache of random numbers in rows of `quant`."""
+    heads = named.get("k") or named.get("q")
+    head = int(options["head"]) if heads is None else heads.shape[-1]
+    generator = torch.Generator().manual_seed(1)
+    numbers = torch.randn((*kind.shape[:3], head), generator=generator)
+    return quantize_rows(numbers, options["quant"])
 
 
 def _bounds(kind: Type, keys: int) -> Tensor:

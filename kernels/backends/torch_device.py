@@ -29,11 +29,13 @@ from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.kernel import types_of
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.attention import visible
+from mtmd.kernels.ops.gather import as_numbers
 
 REQUESTED_BYTES = (
     64 << 20
 )  # of an op's operands; with larger ones, such as experts, it is not tried
 MAX_KNOWN = 4096
+QUANTIZED = 1e-2  # NMSE of rows of a cache: a rounding before may make a code the next one
 LIMITS = {torch.float32: 1e-6, torch.bfloat16: 1e-3, torch.float16: 1e-4}  # NMSE, see `_distance`
 
 
@@ -115,7 +117,8 @@ class TorchDevice:
                 if "out of memory" in words:
                     raise _NoRoomError from error
                 return f"torch on {self.name}: {words:.200}"
-        distance, limit = _distance(actual, expected), LIMITS.get(actual.dtype, 0.0)
+        limit = QUANTIZED if actual.dtype == torch.uint8 else LIMITS.get(actual.dtype, 0.0)
+        distance = _distance(*(as_numbers(op, t, inputs, options) for t in (actual, expected)))
         if distance <= limit:
             return None
         return (

@@ -20,11 +20,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops.gather import gather_pages
 from mtmd.kernels.ops.norm import rms_norm
-from mtmd.kernels.ops.op import need, need_floats, need_positions, op, same_as_first
+from mtmd.kernels.ops.op import need, need_cache, need_floats, need_positions, op, same_as_first
 from mtmd.kernels.ops.rope import PAIRS, rope
+from mtmd.kernels.quantization.kv_rows import BLOCK
 
 
 def _flops(node: Node) -> int:
@@ -219,19 +221,19 @@ def _paged_shape(
     eps: float | None = None,
     pairs: str = "half",
     parts: int = 1,
+    quant: str | None = None,
 ) -> Type:
-    need_floats(q, cache, table, q_norm)
+    need_floats(q, table, q_norm)
     need(pairs in PAIRS, f"pairs {pairs!r}, expected one of {', '.join(PAIRS)}")
     need_positions(pages)
     need_positions(starts)
     need(
         len(q.shape) == len(cache.shape) == 4
-        and (q.shape[0], cache.shape[0]) == (1, 2)
-        and q.shape[3] == cache.shape[3]
-        and q.shape[2] % cache.shape[2] == 0
-        and q.dtype == cache.dtype,
+        and q.shape[0] == 1
+        and q.shape[2] % cache.shape[2] == 0,
         f"q {q}, cache {cache}",
     )
+    need_cache(cache, cache.shape[2], q.shape[3], quant)
     need(cache.shape[1] % size == 0, f"cache {list(cache.shape)} in pages of {size}")
     need(starts.shape[0] > 1, f"starts {list(starts.shape)}: of no sequence")
     _check_bounds(1, q.shape[1], bounds)
@@ -279,13 +281,15 @@ def _paged_traffic(node: Node) -> int:
 
 
 def _paged_workspace(node: Node) -> int:
-    """Keys and values gathered, scores in fp32 and again in other types, which keys each row sees,
-    and q normed and turned, in fp32.
+    """Keys and values gathered, and in fp32 where they were quantized, scores in fp32 and again in
+    other types, which keys each row sees, and q normed and turned, in fp32.
     """
     q, cache, pages = node.inputs[:3]
     assert q is not None and cache is not None and pages is not None
     rows = pages.shape[0] * int(node.attrs["size"])
     gathered = 2 * rows * cache.shape[2] * cache.shape[3] * cache.dtype.itemsize
+    if cache.dtype != q.dtype:
+        gathered += 6 * rows * cache.shape[2] * (q.shape[3] + BLOCK) * 4
     scores = q.shape[1] * q.shape[2] * rows
     return 2 * gathered + 16 * scores + 8 * q.shape[1] * rows + 32 * q.type.count
 
@@ -306,6 +310,7 @@ def paged_attention(
     eps: float | None = None,
     pairs: str = "half",
     parts: int = 1,
+    quant: str | None = None,
 ) -> Tensor:
     """`attention` of q to the keys and values of a cache's pages, one after another
 
@@ -313,11 +318,18 @@ def paged_attention(
     gathered, starts [sequences + 1] where each sequence begins among the tokens -> [1, T, H, K]
 
     With `eps` each head of q is RMS-normed first, by `q_norm` [K] or ones; with `table` [T, 2, R]
-    it is turned then (`rope`).
+    it is turned then (`rope`). `quant` names the type of rows of a cache u8 [2, S, G, bytes of a
+    head].
     """
     if eps is not None:
         q = rms_norm.reference(q, q_norm, eps=eps)
     if table is not None:
         q = rope.reference(q, table, pairs=pairs, parts=parts)
-    keys, values = (gather_pages.reference(cache, pages, which=w, size=size) for w in (0, 1))
+    head = q.shape[3] if quant else None
+    keys, values = (
+        gather_pages.reference(
+            cache, pages, which=w, size=size, dtype=name_of(q.dtype), quant=quant, head=head
+        )
+        for w in (0, 1)
+    )
     return attention.reference(q, keys, values, None, bounds, scale=scale, softcap=softcap)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +12,9 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import DTYPES
 from mtmd.kernels.graph import Node, Type
-from mtmd.kernels.ops.op import need, need_floats, need_positions, op, values_in
+from mtmd.kernels.ops.op import need, need_cache, need_floats, need_positions, op, values_in
 from mtmd.kernels.quantization.blocks import dequantize
+from mtmd.kernels.quantization.kv_rows import dequantize_rows, quantize_rows
 
 FLOATS = ("fp32", "bf16", "fp16")
 
@@ -174,7 +177,16 @@ def prepend(x: Tensor, row: Tensor) -> Tensor:
     return torch.cat((row.expand(x.shape[0], 1, -1), x), 1)
 
 
-def _pages_shape(cache: Type, pages: Type, *, which: int, size: int) -> Type:
+def _pages_shape(
+    cache: Type,
+    pages: Type,
+    *,
+    which: int,
+    size: int,
+    dtype: str | None = None,
+    quant: str | None = None,
+    head: int | None = None,
+) -> Type:
     need_positions(pages)
     need(
         len(cache.shape) == 4
@@ -183,39 +195,96 @@ def _pages_shape(cache: Type, pages: Type, *, which: int, size: int) -> Type:
         and cache.shape[1] % size == 0,
         f"half {which} of cache {list(cache.shape)} in pages of {size}",
     )
-    return Type.contiguous((1, pages.shape[0] * size, *cache.shape[2:]), cache.dtype)
+    need(dtype is None or dtype in FLOATS, f"dtype {dtype}; expected one of {', '.join(FLOATS)}")
+    need(
+        (quant is None and head is None) or (dtype is not None and head is not None),
+        f"quant {quant}, head {head}, dtype {dtype}: expected all three, or no quant and no head",
+    )
+    row = cache.shape[3] if head is None else head
+    need_cache(cache, cache.shape[2], row, quant)
+    kind = cache.dtype if dtype is None else DTYPES[dtype]
+    return Type.contiguous((1, pages.shape[0] * size, cache.shape[2], row), kind)
 
 
-@op(shape=_pages_shape, traffic=lambda n: 2 * n.type.bytes)
-def gather_pages(cache: Tensor, pages: Tensor, *, which: int, size: int) -> Tensor:
-    """The keys (0) or values (1) of a cache's pages, one after another
+def _pages_traffic(node: Node) -> int:
+    """The pages of the table as they are stored, read, and the result, written."""
+    cache, pages = node.operands
+    rows = pages.shape[0] * int(node.attrs["size"])
+    return node.type.bytes + rows * cache.type.bytes // (2 * cache.shape[1])
+
+
+@op(shape=_pages_shape, traffic=_pages_traffic)
+def gather_pages(
+    cache: Tensor,
+    pages: Tensor,
+    *,
+    which: int,
+    size: int,
+    dtype: str | None = None,
+    quant: str | None = None,
+    head: int | None = None,
+) -> Tensor:
+    """The keys (0) or values (1) of a cache's pages, one after another, in `dtype` or the cache's
 
     cache [2, S, G, K], pages [P] -> [1, P * size, G, K]
+
+    `quant` names the type of rows of a cache u8 [2, S, G, bytes of a head]; then K = `head`.
     """
     saved: Tensor = cache[which].unflatten(0, (-1, size))
-    return saved.index_select(0, pages).flatten(0, 1).unsqueeze(0)
+    rows = saved.index_select(0, pages).flatten(0, 1).unsqueeze(0)
+    if quant is not None:
+        assert head is not None
+        rows = dequantize_rows(rows, quant, head)
+    return rows if dtype is None else rows.to(DTYPES[dtype])
 
 
-def _store_shape(cache: Type, k: Type, v: Type, slots: Type) -> Type:
-    need_positions(slots)
-    need(
-        len(cache.shape) == 4
-        and cache.shape[0] == 2
-        and k.shape == v.shape
-        and cache.shape[2:] == k.shape[1:]
-        and slots.shape == k.shape[:1],
-        f"k {list(k.shape)}, v {list(v.shape)} at slots {list(slots.shape)} into cache "
-        f"{list(cache.shape)}",
-    )
+def _store_shape(cache: Type, k: Type, v: Type, slots: Type, *, quant: str | None = None) -> Type:
+    need_stored(cache, k, v, slots, quant)
     return cache
 
 
-@op(shape=_store_shape, traffic=_written_traffic, writes_first=True)
-def kv_store(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
+def need_stored(cache: Type, k: Type, v: Type, slots: Type, quant: str | None) -> None:
+    """Refuse keys and values [T, G, K] that do not belong into a cache at these slots."""
+    need_positions(slots)
+    need(
+        len(k.shape) == 3 and k.shape == v.shape and slots.shape == k.shape[:1],
+        f"k {list(k.shape)}, v {list(v.shape)} at slots {list(slots.shape)}",
+    )
+    need_cache(cache, k.shape[1], k.shape[2], quant)
+
+
+def as_numbers(
+    op: str, result: Tensor, inputs: Sequence[Tensor | None], options: Mapping[str, Any]
+) -> Tensor:
+    """What a result is compared by: of a quantized cache that was written, the numbers that are
+    read from it.
+    """
+    quant = options.get("quant")
+    if op not in ("kv_store", "rope_store") or quant is None:
+        return result
+    k = inputs[1]
+    assert k is not None
+    return dequantize_rows(result, quant, k.shape[-1])
+
+
+def stored_bytes(node: Node) -> int:
+    """Return what is read and written: keys and values, places, rows of the cache."""
+    cache, *others = node.operands
+    row = cache.type.bytes // cache.shape[1]
+    return sum(i.type.bytes for i in others) + others[0].shape[0] * row
+
+
+@op(shape=_store_shape, traffic=stored_bytes, writes_first=True)
+def kv_store(
+    cache: Tensor, k: Tensor, v: Tensor, slots: Tensor, *, quant: str | None = None
+) -> Tensor:
     """The cache with k and v written at its slots, in place
 
     cache [2, S, G, K]; k, v [T, G, K]; slots [T]
+
+    `quant` names the type of rows of a cache u8 [2, S, G, bytes of a head].
     """
-    cache[0].index_copy_(0, slots, k.to(cache.dtype))
-    cache[1].index_copy_(0, slots, v.to(cache.dtype))
+    for half, rows in zip(cache, (k, v), strict=True):
+        stored = rows.to(cache.dtype) if quant is None else quantize_rows(rows, quant)
+        half.index_copy_(0, slots, stored)
     return cache

@@ -19,6 +19,7 @@ import torch
 from mtmd.base.errors import PlacementError
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.quantization.blocks import BLOCKS
+from mtmd.kernels.quantization.kv_rows import ROW_TYPES
 
 CALLS_SAVED = 16384  # of ops on types, whose results are known: under a kB each, some 50 a plan
 OPS: dict[str, Op] = {}
@@ -193,6 +194,24 @@ def values_in(table: Type, quant: str) -> int:
         f"rows of {size} bytes; {quant} has blocks of {block.bytes}",
     )
     return size // block.bytes * block.values
+
+
+def need_cache(cache: Type, groups: int, head: int, quant: str | None) -> None:
+    """Refuse what is no cache [2, S, G, K] of so many groups and of heads of that size: of u8, with
+    the bytes of a head in place of K, where `quant` names the type of its rows.
+    """
+    row = head
+    if quant is not None:
+        need(quant in ROW_TYPES, f"quant {quant!r}; expected one of {', '.join(ROW_TYPES)}")
+        row = ROW_TYPES[quant].row_bytes(head)
+        need(cache.dtype == torch.uint8, f"cache {cache} for rows of {quant}")
+    else:
+        need_floats(cache)
+    need(
+        len(cache.shape) == 4 and cache.shape[0] == 2 and cache.shape[2:] == (groups, row),
+        f"cache {cache} of {groups} heads of {head} values in {quant or 'floats'}, expected "
+        f"[2, S, {groups}, {row}]",
+    )
 
 
 def need(ok: bool, message: str) -> None:

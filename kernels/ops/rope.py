@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.checkpoint.rotary import Rotary
-from mtmd.kernels.graph import Node, Type
-from mtmd.kernels.ops.gather import kv_store
+from mtmd.kernels.graph import Type
+from mtmd.kernels.ops.gather import kv_store, need_stored, stored_bytes
 from mtmd.kernels.ops.norm import rms_norm
-from mtmd.kernels.ops.op import need, need_floats, need_positions, op
+from mtmd.kernels.ops.op import need, need_floats, op
 
 PAIRS = ("half", "adjacent")
 
@@ -163,18 +163,10 @@ def _rope_store_shape(
     v_eps: float | None = None,  # noqa: ARG001
     pairs: str = "half",
     parts: int = 1,
+    quant: str | None = None,
 ) -> Type:
-    need_positions(slots)
-    need_floats(cache, k, v, table, k_norm)
-    need(
-        len(cache.shape) == 4
-        and cache.shape[0] == 2
-        and k.shape == v.shape
-        and cache.shape[2:] == k.shape[1:]
-        and slots.shape == k.shape[:1],
-        f"k {list(k.shape)}, v {list(v.shape)} at slots {list(slots.shape)} into cache "
-        f"{list(cache.shape)}",
-    )
+    need_floats(k, v, table, k_norm)
+    need_stored(cache, k, v, slots, quant)
     need(pairs in PAIRS, f"pairs {pairs!r}, expected one of {', '.join(PAIRS)}")
     need(
         len(table.shape) == 3
@@ -191,17 +183,10 @@ def _rope_store_shape(
     return cache
 
 
-def _stored(node: Node) -> int:
-    """Keys and values read and written, places and angles."""
-    _, k, v, slots, table, _ = (*node.inputs, None)[:6]
-    assert k is not None and v is not None and slots is not None and table is not None
-    return 2 * (k.type.bytes + v.type.bytes) + slots.type.bytes + table.type.bytes
-
-
 @op(
     shape=_rope_store_shape,
     flops=lambda n: 10 * (n.inputs[1].type.count if n.inputs[1] else 0),
-    traffic=_stored,
+    traffic=stored_bytes,
     writes_first=True,
 )
 def rope_store(
@@ -216,15 +201,16 @@ def rope_store(
     v_eps: float | None = None,
     pairs: str = "half",
     parts: int = 1,
+    quant: str | None = None,
 ) -> Tensor:
     """`kv_store` of keys that are normalised, with `eps`, by `k_norm` or ones, and turned, and of
     values that are normalised with `v_eps`
 
-    cache [2, S, G, K]; k, v [T, G, K]; slots [T]; table [T, 2, R]
+    cache [2, S, G, K]; k, v [T, G, K]; slots [T]; table [T, 2, R]; `quant` as there
     """
     if eps is not None:
         k = rms_norm.reference(k, k_norm, eps=eps)
     if v_eps is not None:
         v = rms_norm.reference(v, None, eps=v_eps)
     turned = rope.reference(k, table, pairs=pairs, parts=parts)
-    return kv_store.reference(cache, turned, v, slots)
+    return kv_store.reference(cache, turned, v, slots, quant=quant)

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from mtmd.kernels.cpu.native import attention, products, recurrent, rows
+from mtmd.kernels.cpu.native import attention, kv_rows, products, recurrent, rows
 from mtmd.kernels.cpu.native import experts as experts_
 from mtmd.kernels.cpu.native.compile import compile_kernel, compiler, not_compiling
 from mtmd.kernels.cpu.native.decode import rows_of
@@ -651,8 +651,13 @@ def _emit_store(low: Lowering, node: Node, inputs: Operands) -> None:
         low.location(v),
         *v.type.strides[:2],
     ]
-    args += [low.location(slots), to, cache.type.strides[0], groups, size]
-    address = compile_kernel(rows.emit_store, name_of(k), name_of(cache))
+    args += [low.location(slots), to, cache.type.strides[0], groups]
+    quant = node.attrs.get("quant")
+    if quant is None:
+        args.append(size)
+        address = compile_kernel(rows.emit_store, name_of(k), name_of(cache))
+    else:
+        address = compile_kernel(kv_rows.emit_quantized_store, name_of(k), quant, size)
     low.add(address, args, tokens * groups, max(WORTH // size, 1), node.name, again=False)
 
 
@@ -698,7 +703,7 @@ def _emit_attention(low: Lowering, node: Node, inputs: Operands) -> None:
     splits = max(1, min(maximum, pages.shape[0] // attention.FEW))
     address = compile_kernel(
         attention.emit_attention,
-        (name_of(q), name_of(keys), name_of(node)),
+        (name_of(q), k.attrs.get("quant") or name_of(keys), name_of(node)),
         size,
         value,
         count // groups,

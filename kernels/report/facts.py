@@ -92,6 +92,20 @@ class GraphFacts:
 
 
 @dataclass(frozen=True)
+class KVFacts:
+    """Keys and values as they are stored: in which type, bytes of one token over all layers, and of
+    a full cache; `computed_bytes` is that of one token in the type that is computed in.
+    `recurrent_bytes` of other states stay as they are.
+    """
+
+    type: str
+    token_bytes: int
+    bytes: int
+    computed_bytes: int
+    recurrent_bytes: int
+
+
+@dataclass(frozen=True)
 class FlashFacts:
     """Attention of one graph: `setting` asked for, `state` on, off or mixed; `rebuilt` nodes are
     explicit on the same device.
@@ -444,6 +458,7 @@ class WarmupFacts:
     lacks: str | None = None
     machine: MachineFacts | None = None
     adapters: tuple[AdapterFacts, ...] = ()
+    kv: KVFacts | None = None
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from mtmd.kernels.report.facts import (
     DequantizedTensor,
     FlashFacts,
     GraphFacts,
+    KVFacts,
     RefusedOp,
     SavedWholeFacts,
     WarmupFacts,
@@ -59,7 +60,19 @@ def _head(report: WarmupFacts) -> Iterator[str]:
     yield f"mtmd warm-up: {report.model} on {report.device} ({report.device_name}), {report.dtype}"
     if report.weights:
         yield report.weights
+    if report.kv is not None:
+        yield kv_text(report.kv, report.dtype)
     yield ""
+
+
+def kv_text(kv: KVFacts, dtype: str) -> str:
+    """Keys and values in words: `keys and values: q8_0, 12 KiB a token (bf16: 22 KiB), ...`."""
+    beside = "" if kv.type == dtype else f" ({dtype}: {kv.computed_bytes / 1024:,.1f} KiB)"
+    states = f"; recurrent states {mib(kv.recurrent_bytes)}, as they are"
+    return (
+        f"keys and values: {kv.type}, {kv.token_bytes / 1024:,.1f} KiB a token{beside}, "
+        f"{mib(kv.bytes)} of a full cache{states if kv.recurrent_bytes else ''}"
+    )
 
 
 def _flash(report: WarmupFacts) -> Iterator[str]:

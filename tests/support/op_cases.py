@@ -19,6 +19,7 @@ from mtmd.kernels.gpu.quant_matmul.cases import KINDS, random_blocks
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS, rope_table
 from mtmd.kernels.quantization.blocks import BLOCKS
+from mtmd.kernels.quantization.kv_rows import ROW_TYPES, quantize_rows
 
 SIZES = (1, 2, 3, 5, 7, 13, 17, 31, 33)  # awkward on purpose
 
@@ -350,10 +351,11 @@ def _rope_columns(d: Draw) -> Case:
 
 
 def _rope_store(d: Draw) -> Case:
-    (cache, k, v, slots), _ = _kv_store(d)
+    (cache, k, v, slots), how = _kv_store(d)
     assert cache is not None and k is not None and v is not None
     width = k.shape[-1] + k.shape[-1] % 2  # even, for whole pairs
     cache, k, v = (d.values(*t.shape[:-1], width) for t in (cache, k, v))
+    cache = quantize_rows(cache, how["quant"]) if how else cache
     pairs, eps = d.rng.randint(1, width // 2), d.rng.choice((None, 1e-6))
     table = rope_table.reference(torch.arange(len(k)).expand(3, -1) * 37, rotary=_rotary(d, pairs))
     norm = d.values(width, dtype=torch.float32) if eps and d.maybe() else None
@@ -361,6 +363,7 @@ def _rope_store(d: Draw) -> Case:
         "eps": eps,
         "v_eps": d.rng.choice((None, 1e-5)),
         "pairs": d.rng.choice(("half", "adjacent")),
+        **how,
     }
 
 
@@ -510,16 +513,26 @@ def _kv_store(d: Draw) -> Case:
     slots, groups, width = d.size(), d.size(1, 3), d.size()
     tokens = d.rng.randint(1, slots)
     k, v = d.values(tokens, groups, width), d.values(tokens, groups, width)
-    return [d.values(2, slots, groups, width), k, v, d.locations(tokens, slots)], {}
+    cache, how = _stored(d, d.values(2, slots, groups, width))
+    return [cache, k, v, d.locations(tokens, slots)], how
+
+
+def _stored(d: Draw, cache: Tensor) -> tuple[Tensor, dict[str, Any]]:
+    """A cache, every other time in quantized rows."""
+    if d.maybe():
+        return cache, {}
+    kind = d.rng.choice([*ROW_TYPES])
+    return quantize_rows(cache, kind), {"quant": kind}
 
 
 def _gather_pages(d: Draw) -> Case:
     size, count = d.size(1, 2, 4), d.size(1, 2, 5)
     pages = torch.tensor([d.rng.randrange(count) for _ in range(d.size(1, 2, 7))])
-    return [d.values(2, count * size, d.size(1, 3), d.size()), pages], {
-        "which": d.rng.randint(0, 1),
-        "size": size,
-    }
+    head = d.size()
+    cache, how = _stored(d, d.values(2, count * size, d.size(1, 3), head))
+    if how:
+        how |= {"head": head, "dtype": name_of(d.dtype)}
+    return [cache, pages], {"which": d.rng.randint(0, 1), "size": size, **how}
 
 
 def _paged_attention(d: Draw) -> Case:
@@ -543,9 +556,10 @@ def _paged_attention(d: Draw) -> Case:
         else None
     )
     norm = d.values(width, dtype=torch.float32) if eps and d.maybe() else None
+    cache, how = _stored(d, d.values(2, stored * size, groups, width))
     return [
         d.values(1, sum(new), groups * d.size(1, 2, 4), width),
-        d.values(2, stored * size, groups, width),
+        cache,
         d.locations(sum(counts) + spare, stored),
         torch.tensor(bounds, dtype=torch.int32),
         torch.tensor([0, *new]).cumsum(0),
@@ -557,6 +571,7 @@ def _paged_attention(d: Draw) -> Case:
         "softcap": d.rng.choice((None, None, 2.0)),
         "eps": eps,
         "pairs": d.rng.choice(("half", "adjacent")),
+        **how,
     }
 
 

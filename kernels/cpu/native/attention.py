@@ -12,6 +12,8 @@ added up. With several splits each leaves its sum, its largest score and its tot
 from __future__ import annotations
 
 from mtmd.kernels.cpu.native.emit import F32, I32, I64, SIZES, Emitter, Value, Var, vec
+from mtmd.kernels.cpu.native.kv_rows import read_half, rotated
+from mtmd.kernels.quantization.kv_rows import BLOCK, ROW_TYPES
 
 PAGE = 32
 LANES = 16
@@ -21,8 +23,8 @@ ROOM = 16  # float32 before a split's sum, that hold its largest score and its t
 NOTHING = float("-inf")
 
 
-def padded(size: int) -> int:
-    return -(-size // LANES) * LANES
+def padded(size: int, span: int = LANES) -> int:
+    return -(-size // span) * span
 
 
 def emit_attention(
@@ -34,7 +36,8 @@ def emit_attention(
     capped: bool,
     tile: int,
 ) -> None:
-    """`dtypes` of q, of keys and values, and of the result; K = `size`, V = `value`, `heads` of a
+    """`dtypes` of q, of keys and values (also one of `ROW_TYPES`, then strides of keys and values
+    are in bytes), and of the result; K = `size`, V = `value`, `heads` of a
     group; `tile`: float32 vectors that the CPU holds besides what it reads.
 
     args: q, q token, q head; keys, values, their token (one stride), keys' group, values' group;
@@ -62,14 +65,17 @@ class Attention:
     ):
         self.e, self.size, self.value, self.heads, self.capped = e, size, value, heads, capped
         self.q_type, self.kv_type, self.out_type = dtypes
+        self.quant = self.kv_type in ROW_TYPES
+        self.span = BLOCK if self.quant else LANES  # values of a key that are read in one turn
         # of a tile of scores: heads by keys; of a tile of sums: heads by vectors of V
         self.score_heads = min(heads, 4 if tile >= 16 else 1)
         self.score_keys = {1: 16, 2: 8}.get(self.score_heads, 4) if tile >= 16 else 4
         self.sum_heads = min(heads, 4, tile // 2)
-        self.sum_columns = max(min(tile // self.sum_heads, padded(value) // LANES), 1)
-        self.q = e.local(F32, heads * padded(size))
+        self.sum_columns = max(min(tile // self.sum_heads, padded(value, self.span) // LANES), 1)
+        self.q_width, self.width = padded(size, self.span), padded(value, self.span)
+        self.q = e.local(F32, heads * self.q_width)
         self.scores = e.local(F32, heads * PAGE)
-        self.sums = e.local(F32, heads * padded(value))
+        self.sums = e.local(F32, heads * self.width)
         self.best = [e.var(F32) for _ in range(heads)]
         self.total = [e.var(F32) for _ in range(heads)]
         self.shrink = [e.var(F32) for _ in range(heads)]
@@ -106,19 +112,43 @@ class Attention:
         zero = e.f32(0.0, LANES)
         for h in range(self.heads):
             at = t * token + (g * self.heads + h) * head
-            for c, mask in _columns(e, self.size):
-                result = e.read(q, self.q_type, at + c, LANES, mask) * scale
-                e.store(self.q, result, h * padded(self.size) + c)
-            for c, _ in _columns(e, self.value):
-                e.store(self.sums, zero, h * padded(self.value) + c)
+            vectors = [
+                (c, e.read(q, self.q_type, at + c, LANES, mask) * scale)
+                for c, mask in self._columns(self.size)
+            ]
+            for c, result in self._rotated(vectors):
+                e.store(self.q, result, h * self.q_width + c)
+            for c, _ in self._columns(self.value):
+                e.store(self.sums, zero, h * self.width + c)
             self.best[h].set(NOTHING)
             self.total[h].set(0.0)
 
+    def _columns(self, size: int) -> list[tuple[int, Value | None]]:
+        """Do what the function does; of a quantized cache, for whole blocks."""
+        e, columns = self.e, _columns(self.e, size)
+        if len(columns) * LANES < padded(size, self.span):
+            columns.append((len(columns) * LANES, e.mask(e.i64(0), LANES)))
+        return columns
+
+    def _rotated(self, vectors: list[tuple[int, Value]]) -> list[tuple[int, Value]]:
+        """Queries or results, by column, as a quantized cache has keys and values."""
+        return _rotated(self.e, vectors) if self.quant else vectors
+
     def _ask(self, ptr: Value, row: Value, count: int) -> None:
         """Prefetch the lines of `count` numbers of a cache."""
-        size = SIZES[self.kv_type]
-        for byte in range(0, count * size, LINE):
+        size = 1 if self.quant else SIZES[self.kv_type]
+        whole = ROW_TYPES[self.kv_type].row_bytes(count) if self.quant else count * size
+        for byte in range(0, whole, LINE):
             self.e.prefetch(ptr.at(row * size + byte), near=2)
+
+    def _read(
+        self, ptr: Value, row: Value, count: int, c: Value | int, half: int, mask: Value | None
+    ) -> Value:
+        """The vector `half` of the span at column c of a row of `count` numbers of a cache."""
+        if self.quant:
+            block = self.e.i64(c) // BLOCK
+            return read_half(self.e, self.kv_type, count, ptr.at(row), block, half == 1)
+        return self.e.read(ptr, self.kv_type, row + c, LANES, mask)
 
     def _scores(self, at: Value, then: Value) -> None:
         """scores[h, s] = q[h] . k[s] for the page whose first key is `at`; of the one at `then`,
@@ -135,27 +165,32 @@ class Attention:
                 def add(
                     c: Value | int,
                     mask: Value | None,
+                    count: int,
                     heads: range = heads,
                     sums: list[list[Var]] = sums,
                     s: Value = s,
                 ) -> None:
-                    rows = [
-                        e.load(self.q, vec(F32, LANES), e.i64(c) + i * padded(self.size))
-                        for i in heads
-                    ]
-                    for i in range(many):
-                        location = at + (s + i) * self.step + c
-                        key = e.read(self.keys, self.kv_type, location, LANES, mask)
-                        for row, sum_ in zip(rows, sums, strict=True):
-                            sum_[i].set(e.fma(row, key, sum_[i].get()))
+                    for half in range(-(-count // LANES)):
+                        rows = [
+                            e.load(
+                                self.q, vec(F32, LANES), e.i64(c) + i * self.q_width + half * LANES
+                            )
+                            for i in heads
+                        ]
+                        for i in range(many):
+                            row_at = at + (s + i) * self.step
+                            key = self._read(self.keys, row_at, self.size, c, half, mask)
+                            for row, sum_ in zip(rows, sums, strict=True):
+                                sum_[i].set(e.fma(row, key, sum_[i].get()))
 
-                whole = self.size // LANES
-                if whole > 4:
-                    with e.loop(0, whole * LANES, LANES) as c:
-                        add(c, None)
-                for column, mask in _columns(e, self.size):
-                    if whole <= 4 or mask is not None:
-                        add(column, mask)
+                whole = self.size // self.span * self.span
+                if whole > 4 * LANES:
+                    with e.loop(0, whole, self.span) as c:
+                        add(c, None, self.span)
+                for column in range(0 if whole <= 4 * LANES else whole, self.size, self.span):
+                    rest = self.span if self.quant else min(self.size - column, self.span)
+                    mask = e.mask(e.i64(rest), LANES) if rest < LANES else None
+                    add(column, mask, rest)
                 for i, sum_ in zip(heads, sums, strict=True):
                     e.store(self.scores, e.sums([v.get() for v in sum_]), s + i * PAGE)
 
@@ -184,8 +219,8 @@ class Attention:
         """sums[h] = sums[h] * shrink[h] + weights[h] @ v; of the page at `then`, values are asked
         for.
         """
-        e, width = self.e, padded(self.value)
-        columns = list(_columns(e, self.value))
+        e, width = self.e, self.width
+        columns = self._columns(self.value)
         for h in range(0, self.heads, self.sum_heads):
             heads = range(h, min(h + self.sum_heads, self.heads))
             for first in range(0, len(columns), self.sum_columns):
@@ -205,8 +240,9 @@ class Attention:
                 with e.loop(0, PAGE) as s:
                     if h == first == 0:
                         self._ask(self.values, then + s * self.step, self.value)
+                    row_at = at + s * self.step
                     rows = [
-                        e.read(self.values, self.kv_type, at + s * self.step + c, LANES, mask)
+                        self._read(self.values, row_at, self.value, c, c % self.span > 0, mask)
                         for c, mask in part
                     ]
                     for i, sum_ in zip(heads, sums, strict=True):
@@ -218,25 +254,33 @@ class Attention:
                         e.store(self.sums, var.get(), i * width + c)
 
     def _end(self, t: Value, g: Value, split: Value, splits: Value, groups: Value) -> None:
-        e, width = self.e, padded(self.value)
+        e, width = self.e, self.width
         out, token, head, parts = e.arg_ptr(12), e.arg(13), e.arg(14), e.arg_ptr(15)
         with e.either(splits.eq(1)) as (whole, shared):
             with whole:
                 for h in range(self.heads):
                     factor = _share(e, self.total[h].get())
                     to = t * token + (g * self.heads + h) * head
-                    for c, mask in _columns(e, self.value):
-                        result = e.load(self.sums, vec(F32, LANES), h * width + c) * factor
+                    columns = self._columns(self.value)
+                    vectors = [
+                        (c, e.load(self.sums, vec(F32, LANES), h * width + c) * factor)
+                        for c, _ in columns
+                    ]
+                    for (c, result), (_, mask) in zip(self._rotated(vectors), columns, strict=True):
                         e.write(out, self.out_type, to + c, result, mask)
             with shared:
                 for h in range(self.heads):
                     number = (t * groups + g) * self.heads + h
-                    to = (number * splits + split) * (ROOM + width)
+                    to = (number * splits + split) * (ROOM + padded(self.value))
                     e.store(parts, self.best[h].get(), to)
                     e.store(parts, self.total[h].get(), to + 1)
-                    for c, _ in _columns(e, self.value):
-                        result = e.load(self.sums, vec(F32, LANES), h * width + c)
-                        e.store(parts, result, to + ROOM + c)
+                    vectors = [
+                        (c, e.load(self.sums, vec(F32, LANES), h * width + c))
+                        for c, _ in self._columns(self.value)
+                    ]
+                    for c, result in self._rotated(vectors):
+                        if c < self.value:
+                            e.store(parts, result, to + ROOM + c)
 
 
 def _columns(e: Emitter, size: int) -> list[tuple[int, Value | None]]:
@@ -244,6 +288,15 @@ def _columns(e: Emitter, size: int) -> list[tuple[int, Value | None]]:
     rest = size % LANES
     result: list[tuple[int, Value | None]] = [(c, None) for c in range(0, size - rest, LANES)]
     return [*result, (size - rest, e.mask(e.i64(rest), LANES))] if rest else result
+
+
+def _rotated(e: Emitter, vectors: list[tuple[int, Value]]) -> list[tuple[int, Value]]:
+    """Blocks of two vectors each."""
+    result = []
+    for (c, low), (d, high) in zip(vectors[::2], vectors[1::2], strict=True):
+        low, high = rotated(e, low, high)
+        result += [(c, low), (d, high)]
+    return result
 
 
 def _share(e: Emitter, total: Value) -> Value:

@@ -253,6 +253,11 @@ class Value:
         halves = self.e.b.bitcast(self.ir, vec(ir.HalfType(), self.lanes))
         return Value(self.e, self.e.b.fpext(halves, vec(F32, self.lanes)))
 
+    def f32_to_half(self) -> Value:
+        """The bits of an IEEE half, to the nearest even."""
+        halves = self.e.b.fptrunc(self.ir, vec(ir.HalfType(), self.lanes))
+        return Value(self.e, self.e.b.bitcast(halves, vec(I16, self.lanes)))
+
     def bf16_to_f32(self) -> Value:
         """Convert the bits of a bfloat16."""
         return (self.zext(I32) << 16).bits(vec(F32, self.lanes))

@@ -58,10 +58,10 @@ def carried_kernel(p, s, T, S, H, C: tl.constexpr):
         at = tl.multiple_of(start, KEYS) + step
         following = scores(q, p.k, k_from + at * s.k_step, each, False, True, C)
         before = v_from + (at - KEYS) * s.v_step
-        m, z, o1, o2 = weighed((m, z, o1, o2), x, p.v, before, each, to_log2, False, C)
+        m, z, o1, o2 = weighed((m, z, o1, o2), x, p.v, before, each, to_log2, q[0].dtype, False, C)
         x = following
     last = v_from + (whole - KEYS + step) * s.v_step
-    m, z, o1, o2 = weighed((m, z, o1, o2), x, p.v, last, each, to_log2, False, C)
+    m, z, o1, o2 = weighed((m, z, o1, o2), x, p.v, last, each, to_log2, q[0].dtype, False, C)
     if whole < S:
         at = whole + step
         lo = tl.zeros([C.ROWS], tl.int32)

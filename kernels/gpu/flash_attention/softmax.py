@@ -25,6 +25,7 @@ values are summed in two parts. See `parts`. Heads above 256 are two parts as we
 from __future__ import annotations
 
 from mtmd.kernels.gpu.jit import tl, triton
+from mtmd.kernels.gpu.kv_rows import read_columns
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -54,7 +55,7 @@ def fold(state, q, block, mask_rows, n, end, limits, s, C: tl.constexpr, COMPARE
     if COMPARE:
         lo, hi = limits
         x = tl.where((n[None, :] >= lo[:, None]) & (n[None, :] <= hi[:, None]), x, float("-inf"))
-    return weighed(state, x, v, v_rows, there, to_log2, COMPARE, C)
+    return weighed(state, x, v, v_rows, there, to_log2, q[0].dtype, COMPARE, C)
 
 
 @triton.jit
@@ -64,12 +65,12 @@ def scores(q, k, k_rows, there, COMPARE: tl.constexpr, SMALL_FIRST: tl.constexpr
     x = tl.zeros([q1.shape[0], k_rows.shape[0]], tl.float32)
     SHARED: tl.constexpr = q1.dtype == tl.float32 and C.K1 + C.K2 > 256
     if C.K2 > 0 and SMALL_FIRST:
-        k2 = load_columns(k, k_rows, there, C.K1, C.K2, C.K, C.ALIGN, COMPARE)
+        k2 = load_stored(k, k_rows, there, C.K1, C.K2, C.K, q1.dtype, C, COMPARE)
         x = _add_products(x, q2, k2, SHARED)
-    k1 = load_columns(k, k_rows, there, 0, C.K1, C.K, C.ALIGN, COMPARE)
+    k1 = load_stored(k, k_rows, there, 0, C.K1, C.K, q1.dtype, C, COMPARE)
     x = _add_products(x, q1, k1, SHARED)
     if C.K2 > 0 and not SMALL_FIRST:
-        k2 = load_columns(k, k_rows, there, C.K1, C.K2, C.K, C.ALIGN, COMPARE)
+        k2 = load_stored(k, k_rows, there, C.K1, C.K2, C.K, q1.dtype, C, COMPARE)
         x = _add_products(x, q2, k2, SHARED)
     return x
 
@@ -91,8 +92,10 @@ def _add_products(x, q, k, SHARED: tl.constexpr):
 
 
 @triton.jit
-def weighed(state, x, v, v_rows, there, to_log2, COMPARE: tl.constexpr, C: tl.constexpr):
-    """Values by the scores of their keys, into the running m, z, o."""
+def weighed(
+    state, x, v, v_rows, there, to_log2, TYPE: tl.constexpr, COMPARE: tl.constexpr, C: tl.constexpr
+):
+    """Values by the scores of their keys, into the running m, z, o. TYPE is what is computed in."""
     m, z, o1, o2 = state
     # `larger` is what the next block sees; `top` is what is subtracted in this one.
     larger = tl.maximum(m, tl.max(x, 1))
@@ -110,11 +113,11 @@ def weighed(state, x, v, v_rows, there, to_log2, COMPARE: tl.constexpr, C: tl.co
     z = z * a + tl.sum(p, 1)
     # Weights are rounded to the values' type: matrix instructions want both alike. Their sum z is
     # of the exact ones.
-    p = p.to(v.dtype.element_ty)
-    v1 = load_columns(v, v_rows, there, 0, C.V1, C.V, C.ALIGN, COMPARE)
+    p = p.to(TYPE)
+    v1 = load_stored(v, v_rows, there, 0, C.V1, C.V, TYPE, C, COMPARE)
     o1 = tl.dot(p, v1, o1 * a[:, None], input_precision="ieee")
     if C.V2 > 0:
-        v2 = load_columns(v, v_rows, there, C.V1, C.V2, C.V, C.ALIGN, COMPARE)
+        v2 = load_stored(v, v_rows, there, C.V1, C.V2, C.V, TYPE, C, COMPARE)
         o2 = tl.dot(p, v2, o2 * a[:, None], input_precision="ieee")
     return larger, z, o1, o2
 
@@ -204,6 +207,24 @@ def load_columns(
     if COMPARE:
         return tl.load(at, mask=there[:, None], other=0)
     return tl.load(at)
+
+
+@triton.jit
+def load_stored(
+    base,
+    rows,
+    there,
+    FIRST: tl.constexpr,
+    COUNT: tl.constexpr,
+    SIZE: tl.constexpr,
+    TYPE: tl.constexpr,
+    C: tl.constexpr,
+    COMPARE: tl.constexpr,
+):
+    """Do what `load_columns` does, in TYPE: of keys or values, which a cache may have quantized."""
+    if base.dtype.element_ty == tl.uint8:
+        return read_columns(base, rows, there, FIRST, COUNT, C, COMPARE).to(TYPE)
+    return load_columns(base, rows, there, FIRST, COUNT, SIZE, C.ALIGN, COMPARE).to(TYPE)
 
 
 @triton.jit

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from mtmd.kernels.dtype import DTYPES
 from mtmd.kernels.gpu.triton_kernel import Case, Problem, case, given
+from mtmd.kernels.quantization.kv_rows import ROW_TYPES, quantize_rows
 
 # Largest mean square error against the reference in fp32, relative to the result's: sums in another
 # order; the 16-bit types round the weights and the result.
@@ -31,13 +33,15 @@ def problem(
     norm: bool = False,
     pairs: str = "half",
     parts: int = 1,
+    stored: str | None = None,
 ) -> Problem:
     """Make a problem: for each sequence the tokens it has before, and those of this batch.
 
     `window`: each token sees so many, itself counted. `block`: tokens of a batch see each other in
     both directions. `spare`: pages of the table beyond those in use. `fused`: q is some columns of
     a wider buffer. `turned`: pairs of q that are turned on the way; `norm`: it is normalised
-    before. Pages are all over the cache; those that are in no table hold NaN.
+    before. `stored`: the cache's type, where it is not q's. Pages are all over the cache; those
+    that are in no table hold NaN.
     """
     counts = [-(-(before + new) // size) for before, new in sequences]
     total, tokens = sum(counts), sum(new for _, new in sequences)
@@ -60,9 +64,14 @@ def problem(
     options: dict[str, Any] = {"size": size, "scale": width**-0.5, "softcap": softcap}
     if turned or norm:
         options |= {"eps": 1e-6 if norm else None, "pairs": pairs, "parts": parts}
+    if stored is not None and stored in ROW_TYPES:
+        options["quant"] = stored
+        cache = quantize_rows(cache, stored)
+    else:
+        cache = cache.to(dtype if stored is None else DTYPES[stored])
     return given(
         q.to(dtype)[..., :width],
-        cache.flatten(1, 2).to(dtype),
+        cache.flatten(1, 2),
         pages,
         torch.tensor(bounds, dtype=torch.int32).view(tokens, 2),
         starts,
@@ -99,6 +108,14 @@ CASES = (
     problem(256, ((70, 1),), 8, 4, _B, turned=128, norm=True, fused=True),
     problem(72, ((9, 2), (2, 1)), dtype=_H, norm=True),
     problem(48, ((9, 2), (2, 1)), turned=24, pairs="adjacent", parts=2),
+    problem(64, ((70, 1), (0, 1), (33, 1)), stored="bf16"),
+    problem(64, ((300, 1),), 8, 1, _B, stored="q8_0"),
+    problem(80, ((31, 1), (32, 3)), 6, 2, stored="q8_0", window=9),
+    problem(72, ((20, 40), (90, 1)), 4, 2, _B, stored="q4_0"),
+    problem(20, ((37, 2), (5, 1)), 3, 1, stored="q4_0"),
+    problem(128, ((257, 1), (1, 1)), 7, 1, _B, stored="fp8", turned=64),
+    problem(96, ((100, 2),), 4, 4, stored="fp8"),
+    problem(256, ((130, 1), (7, 1)), 8, 4, _B, softcap=5.0, stored="q4_0"),
 )
 
 
@@ -107,6 +124,15 @@ def _decode(width: int, count: int, keys: int, heads: int, groups: int, **more: 
 
 
 USES = {
+    **{
+        f"paged, decoding over 8192 keys in {stored}, 32 heads over 8, head 128": _decode(
+            128, 1, 8191, 32, 8, stored=stored
+        )
+        for stored in ROW_TYPES
+    },
+    "paged, prefill of 512 over 8192 keys in q8_0, 8 heads over 4, head 256": problem(
+        256, ((7680, 512),), 8, 4, _B, stored="q8_0"
+    ),
     "paged, decoding over 8192 keys, 32 heads over 8, head 128": _decode(128, 1, 8191, 32, 8),
     "paged, decoding 17 sequences over 2048 keys, 8 heads over 4, head 256": _decode(
         256, 17, 2047, 8, 4

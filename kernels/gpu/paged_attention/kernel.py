@@ -28,21 +28,24 @@ are.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from math import e, gcd, isfinite, log2
 
 import torch
 
 from mtmd.kernels.dtype import name_of
+from mtmd.kernels.gpu import kv_rows
 from mtmd.kernels.gpu.flash_attention.softmax import empty_state, fold, load_queries, store_results
 from mtmd.kernels.gpu.flash_attention.tiles import MAX_HEAD, Tile, choose_tile
 from mtmd.kernels.gpu.flash_attention.tiles import parts as head_parts
 from mtmd.kernels.gpu.jit import tl, triton
+from mtmd.kernels.gpu.kv_rows import rotate
 from mtmd.kernels.gpu.launch import Call, power_of_two
 from mtmd.kernels.gpu.paged_attention.cases import CASES, NMSE, USES
 from mtmd.kernels.gpu.rotary.turn import squares, turn
 from mtmd.kernels.gpu.triton_kernel import Launch, Plan, declared, same
 from mtmd.kernels.graph import Type
+from mtmd.kernels.quantization.kv_rows import BLOCK, blocks_of
 
 # Programs wanted, about two for each processor of an A100, H100 or MI300, the most that share out
 # the keys of a block of rows, and the blocks of keys each takes at least. Not measured.
@@ -71,14 +74,15 @@ class Operands:
     eps: float | None = None
     pairs: str = "half"
     parts: int = 1
+    quant: str | None = None
 
 
 @triton.jit(do_not_specialize=["S", "keys", "splits"])
 def paged_attention_kernel(p, s, S, keys, H, splits, C: tl.constexpr):
-    """ROWS rows (tokens x query heads of a group) of one sequence and key head. Strides of q and
-    cache count ALIGN elements; `v_from` is the step from a key to its value. SEARCH: steps that
-    find one of S sequences. With SPLIT, `out` is fp32 [T, H, splits, K] and `sums` fp32
-    [T, H, splits, 2]: o, m and z of a part of the keys.
+    """ROWS rows (tokens x query heads of a group) of one sequence and key head. Strides of q count
+    ALIGN elements, those of the cache too, or, where it is quantized, ROW_ALIGN bytes; `v_from` is
+    the step from a key to its value. SEARCH: steps that find one of S sequences. With SPLIT, `out`
+    is fp32 [T, H, splits, K] and `sums` fp32 [T, H, splits, 2]: o, m and z of a part of the keys.
     """
     GROUP: tl.constexpr = C.GROUP
     KEYS: tl.constexpr = C.KEYS
@@ -110,6 +114,8 @@ def paged_attention_kernel(p, s, S, keys, H, splits, C: tl.constexpr):
             q = _turned(p, s, q_rows * C.ALIGN, real, t, C)
         else:
             q = load_queries(p.q, q_rows, C)
+        if p.cache.dtype.element_ty == tl.uint8:  # products of rotated vectors are the same
+            q = _rotated(q[0], q[1], p.q.dtype.element_ty == tl.float32, C)
         k_from = head.to(tl.int64) * s.row_head
         m, z, o1, o2 = empty_state(C)
 
@@ -143,6 +149,8 @@ def paged_attention_kernel(p, s, S, keys, H, splits, C: tl.constexpr):
             of_keys = p.cache, k_rows, p.cache, k_rows + s.v_from
             m, z, o1, o2 = fold((m, z, o1, o2), q, of_keys, k_rows, n, end, limits, s, C, True)
 
+        if p.cache.dtype.element_ty == tl.uint8:
+            o1, o2 = _rotated(o1, o2, p.q.dtype.element_ty == tl.float32, C)
         out_row = t * H + h
         if C.SPLIT:
             out_row = out_row * splits + part
@@ -172,6 +180,16 @@ def _turned(p, s, rows, real, t, C: tl.constexpr):
     if C.K2 > 0:
         q2 = turn(p.q, rows, real, c2, angles, p.q_norm, scale, C).to(dtype)
     return q1, q2
+
+
+@triton.jit
+def _rotated(x1, x2, EXACT: tl.constexpr, C: tl.constexpr):
+    """Both parts of queries or results, in their type, as a quantized cache has keys and values."""
+    y1 = rotate(x1, EXACT).to(x1.dtype)
+    y2 = x2
+    if C.K2 > 0:
+        y2 = rotate(x2, EXACT).to(x2.dtype)
+    return y1, y2
 
 
 @triton.jit
@@ -223,15 +241,9 @@ def rejects(o: Operands) -> str | None:
     """None if the kernel computes paged attention on tensors of these types, else why not. Numbers
     of tokens, sequences and pages never matter short of the limits of a grid, which are named.
     """
-    for name, type_ in (("q", o.q), ("the cache", o.cache)):
-        if (
-            type_.dtype not in (torch.bfloat16, torch.float16, torch.float32)
-            or type_.dtype != o.q.dtype
-        ):
-            return (
-                f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32, the same "
-                "for q and the cache"
-            )
+    for name, type_ in (("q", o.q), ("the cache", None if o.quant else o.cache)):
+        if type_ is not None and type_.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32"
     (tokens, heads, width), groups = o.q.shape[1:], o.cache.shape[2]
     if not 16 <= width <= MAX_HEAD:
         return f"head size {width}; the kernel takes 16 to {MAX_HEAD}"
@@ -284,6 +296,10 @@ def choose_launch(o: Operands) -> tuple[Tile, int]:
         tile = Tile(32, 32, 4, 2) if width <= 256 else Tile(32, 16, 8, 2)
     if tile.rows < group:  # in fp32, whose tile for few rows is the smallest there is
         tile = choose_tile(width, o.q.dtype, 32, False)
+    if o.quant is not None and width > 64:  # codes and scales take registers, too
+        tile = replace(tile, keys=max(tile.keys // 2, 16))
+        if width > 128 and tile.rows > 16:
+            tile = Tile(32, 16, 8, 1)
     programs = (tokens // (tile.rows // group) + sequences) * groups
     blocks = -(-o.pages.shape[0] * o.size // tile.keys)
     return tile, max(1, min(REQUESTED // programs, MAX_SPLITS, blocks // MINIMUM))
@@ -294,16 +310,18 @@ def plan_call(o: Operands) -> Call:
     rows, groups = o.cache.shape[1:3]
     sequences, group = o.starts.shape[0] - 1, heads // groups
     tile, splits = choose_launch(o)
-    first, second = head_parts(width)
-    steps = {
+    first, second = head_parts(blocks_of(width) * BLOCK if o.quant else width)
+    row = o.cache.shape[3]
+    of_q = {
         "q_step": o.q.strides[1] if tokens > 1 else 0,
         "q_head": o.q.strides[2] if heads > 1 else 0,
-        "row_step": groups * width,
-        "row_head": width,
-        "v_from": rows * groups * width,
     }
+    of_cache = {"row_step": groups * row, "row_head": row, "v_from": rows * groups * row}
     # What all of them share, up to 16, tells the compiler how wide it may load (`load_columns`).
-    align = gcd(16, *steps.values())
+    if o.quant is None:
+        align = row_align = gcd(16, *of_q.values(), *of_cache.values())
+    else:
+        align, row_align = gcd(16, *of_q.values()), gcd(16, *of_cache.values())
     scalars: dict[str, int | float] = {
         "scale": float(o.scale),
         "cap": float(o.softcap or 1.0),
@@ -312,7 +330,8 @@ def plan_call(o: Operands) -> Call:
         "keys": o.pages.shape[0] * o.size,
         "H": heads,
         "splits": splits,
-        **{name: step // align for name, step in steps.items()},
+        **{name: step // align for name, step in of_q.items()},
+        **{name: step // row_align for name, step in of_cache.items()},
     }
     constants: dict[str, int | bool | str] = {
         "GROUP": group,
@@ -338,6 +357,8 @@ def plan_call(o: Operands) -> Call:
         "KEYS": tile.keys,
         "ALIGN": align,
     }
+    if o.quant is not None:
+        constants |= {**kv_rows.constants(o.quant, width), "ROW_ALIGN": row_align}
     blocks = tokens // (tile.rows // group) + sequences
     programs = blocks * groups * splits if tokens * heads else 0
     return Call(scalars, constants, programs, tile.warps, tile.stages)

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.jit import tl, triton
+from mtmd.kernels.gpu.kv_rows import constants, write_rows
 from mtmd.kernels.gpu.launch import Call, power_of_two
 from mtmd.kernels.gpu.rotary.turn import squares, turn
 from mtmd.kernels.gpu.triton_kernel import (
@@ -31,10 +34,14 @@ from mtmd.kernels.gpu.triton_kernel import (
     same,
 )
 from mtmd.kernels.graph import Type
+from mtmd.kernels.ops import OPS
+from mtmd.kernels.ops.gather import as_numbers
+from mtmd.kernels.quantization.kv_rows import BLOCK, quantize_rows
 
 # Largest mean square error against the reference in fp32, relative to the result's: one rounding of
 # what is written, in 16 bits.
 NMSE = {torch.float32: 1e-12, torch.float16: 2.0**-22, torch.bfloat16: 2.0**-16}
+TIES = 2.0**-20  # as much of a quantized result may be codes that lie between two
 MAXIMUM = 1024  # values of a head
 TILE = 1024  # values of a program
 
@@ -56,6 +63,7 @@ class Operands:
     v_eps: float | None = None
     pairs: str = "half"
     parts: int = 1
+    quant: str | None = None
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -67,7 +75,7 @@ def kv_store_kernel(p, s, N, G, C: tl.constexpr):
     there = row < N
     g, t = row % G, row // G
     c = tl.arange(0, C.COLUMNS)
-    to = (tl.load(p.slots + t, mask=there, other=0) * G + g) * C.K
+    to = (tl.load(p.slots + t, mask=there, other=0) * G + g) * C.ROW
     written = there[:, None] & (c < C.K)[None, :]
     if tl.program_id(0) % 2 == 0:
         rows = t * s.k_step + g * s.k_head
@@ -75,20 +83,29 @@ def kv_store_kernel(p, s, N, G, C: tl.constexpr):
         if C.NORM:
             scale = tl.rsqrt(squares(p.k, rows, there, c, C.K) / C.K + s.eps)
         result = turn(p.k, rows, there, c, p.table + t * (2 * C.R), p.norm, scale, C)
-        at = p.cache + to[:, None] + c[None, :]
-        tl.store(at, result.to(p.cache.dtype.element_ty), mask=written)
+        _write(p.cache, to, result, there, c, C)
     else:
         rows = t * s.v_step + g * s.v_head
         result = tl.load(p.v + rows[:, None] + c[None, :], mask=written, other=0).to(tl.float32)
         if C.V_NORM:
             result *= tl.rsqrt(squares(p.v, rows, there, c, C.K) / C.K + s.v_eps)[:, None]
-        at = p.cache + s.v_from + to[:, None] + c[None, :]
-        tl.store(at, result.to(p.cache.dtype.element_ty), mask=written)
+        _write(p.cache, s.v_from + to, result, there, c, C)
+
+
+@triton.jit
+def _write(cache, to, result, there, c, C: tl.constexpr):
+    """Rows to their places of the cache, quantized or not."""
+    if C.QUANT != "":
+        write_rows(cache + to, result, there, C)
+    else:
+        at = cache + to[:, None] + c[None, :]
+        tl.store(at, result.to(cache.dtype.element_ty), mask=there[:, None] & (c < C.K)[None, :])
 
 
 def rejects(o: Operands) -> str | None:
     """None if the kernel writes keys and values of these types, else why not."""
-    for name, type_ in (("the cache", o.cache), ("k", o.k), ("v", o.v), ("the norm", o.norm)):
+    cache = None if o.quant else o.cache
+    for name, type_ in (("the cache", cache), ("k", o.k), ("v", o.v), ("the norm", o.norm)):
         if type_ is not None and type_.dtype not in (torch.bfloat16, torch.float16, torch.float32):
             return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32"
     for name, type_ in (("the cache", o.cache), ("the table", o.table), ("the norm", o.norm)):
@@ -111,7 +128,7 @@ def rejects(o: Operands) -> str | None:
 
 def plan(o: Operands) -> Plan:
     tokens, groups, width = o.k.shape
-    columns = power_of_two(width)
+    columns = power_of_two(max(width, BLOCK if o.quant else 1))
     rows = max(1, TILE // columns)
     call = Call(
         {
@@ -135,6 +152,7 @@ def plan(o: Operands) -> Plan:
             "V_NORM": o.v_eps is not None,
             "ROWS": rows,
             "COLUMNS": columns,
+            **constants(o.quant, width),
         },
         2 * -(-tokens * groups // rows) if width else 0,
         4,
@@ -158,12 +176,15 @@ def problem(
     pairs: str = "half",
     parts: int = 1,
     fused: bool = False,
+    quant: str | None = None,
 ) -> Problem:
     """T tokens, G key heads of K values. `turned` 0: `kv_store`. `fused`: k and v are columns of
     one buffer. `stored`: the cache's type. Columns that are not theirs hold NaN.
     """
     rows, size = 2 * tokens + 3, groups * width
-    cache = torch.randn(2, rows, groups, width, generator=rng).to(stored or dtype)
+    cache = torch.randn(2, rows, groups, width, generator=rng)
+    cache = quantize_rows(cache, quant) if quant else cache.to(stored or dtype)
+    kind = {"quant": quant} if quant else {}
     both = torch.full((tokens, 2 * size + 8 * fused), torch.nan)
     both[:, : 2 * size] = torch.randn(tokens, 2 * size, generator=rng)
     both = both.to(dtype)
@@ -172,12 +193,12 @@ def problem(
         k, v = k.contiguous(), v.contiguous()
     slots = torch.randperm(rows, generator=rng)[:tokens]
     if not turned:
-        return given(cache, k, v, slots)
+        return given(cache, k, v, slots, **kind)
     angles = torch.rand(tokens, turned, generator=rng) * 100
     table = torch.stack((angles.cos(), angles.sin()), 1)
     weight = torch.rand(width, generator=rng).add_(0.5) if norm else None
     steps = {"eps": 1e-6 if norm else None, "v_eps": 1e-5 if v_norm else None}
-    return given(cache, k, v, slots, table, weight, **steps, pairs=pairs, parts=parts)
+    return given(cache, k, v, slots, table, weight, **steps, **kind, pairs=pairs, parts=parts)
 
 
 _B, _H = torch.bfloat16, torch.float16
@@ -188,6 +209,10 @@ PLAIN = (
     problem(5, 3, 24, dtype=_B, stored=torch.float32),
     problem(17, 2, 72, dtype=_H, fused=True),
     problem(3, 4, 128, dtype=_B, fused=True),
+    problem(3, 2, 80, dtype=_B, fused=True, quant="q8_0"),
+    problem(5, 1, 72, quant="q4_0"),
+    problem(4, 2, 128, dtype=_B, quant="fp8"),
+    problem(2, 1, 20, quant="fp8"),
     problem(2, 1, 520),
 )
 TURNED = (
@@ -199,9 +224,32 @@ TURNED = (
 )
 
 
+def error(
+    op: str, result: Tensor, inputs: Sequence[Tensor | None], options: Mapping[str, Any]
+) -> float:
+    """Do what `relative_error` does, of the numbers that the cache stands for."""
+    wide = [
+        t if t is None else t.float().clone() if t.is_floating_point() else t.clone()
+        for t in inputs
+    ]
+    wanted, got = (
+        as_numbers(op, t, inputs, options).float()
+        for t in (OPS[op].reference(*wide, **options), result)
+    )
+    found = float((got - wanted).square().sum()) / (float(wanted.square().sum()) or 1)
+    return 0.0 if options.get("quant") and found < TIES else found
+
+
 def _kernel(cases: Sequence[Case], uses: Mapping[str, Case]) -> TritonKernel:
     return declared(
-        Operands, plan, rejects, what="storing keys and values", cases=cases, uses=uses, limits=NMSE
+        Operands,
+        plan,
+        rejects,
+        what="storing keys and values",
+        cases=cases,
+        uses=uses,
+        limits=NMSE,
+        error=error,
     )
 
 
@@ -211,6 +259,15 @@ ROPE_STORE = _kernel(
     {
         "rope and kv store, decoding, 4 heads of 256, norm": problem(
             1, 4, 256, 128, _B, norm=True, fused=True
+        ),
+        "rope and kv store in q8_0, prefill of 512, 8 heads of 128": problem(
+            512, 8, 128, 64, _B, pairs="adjacent", fused=True, quant="q8_0"
+        ),
+        "rope and kv store in q4_0, decoding, 8 heads of 128": problem(
+            1, 8, 128, 64, _B, quant="q4_0"
+        ),
+        "rope and kv store in fp8, decoding, 8 heads of 128": problem(
+            1, 8, 128, 64, _B, quant="fp8"
         ),
         "rope and kv store, prefill of 512, 8 heads of 128": problem(
             512, 8, 128, 64, _B, pairs="adjacent", fused=True

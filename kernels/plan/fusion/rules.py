@@ -25,7 +25,9 @@ def paged_attention(graph: Graph) -> Iterator[Match]:
         assert q is not None and k is not None and v is not None
         if not (k.op == v.op == "gather_pages") or k.inputs != v.inputs:
             continue
-        if (k.attrs["which"], v.attrs["which"]) != (0, 1) or k.attrs["size"] != v.attrs["size"]:
+        if (k.attrs["which"], v.attrs["which"]) != (0, 1):
+            continue
+        if {**k.attrs, "which": 1} != v.attrs:
             continue
         cache, pages = k.inputs
         assert cache is not None and pages is not None
@@ -45,6 +47,7 @@ def paged_attention(graph: Graph) -> Iterator[Match]:
             scale=node.attrs["scale"],
             softcap=node.attrs.get("softcap"),
             name=node.name,
+            **_quantized(k),
         )
         yield Match((node, k, v), made, {node: made})
 
@@ -93,8 +96,14 @@ def stored_keys(graph: Graph) -> Iterator[Match]:
             eps=turned.eps,
             v_eps=v_eps,
             **turned.attrs,
+            **_quantized(node),
         )
         yield Match(tuple(nodes), made, {node: made})
+
+
+def _quantized(node: Node) -> dict[str, str]:
+    """The attribute of ops on a cache that names the type of its rows."""
+    return {"quant": node.attrs["quant"]} if node.attrs.get("quant") else {}
 
 
 class _Turned:

@@ -10,6 +10,7 @@ from calling import bits, call
 from mtmd.kernels import ops
 from mtmd.kernels.cpu.native.attention import ROOM, emit_attention, emit_combine, padded
 from mtmd.kernels.cpu.native.compile import compile_kernel
+from mtmd.kernels.quantization.kv_rows import quantize_rows
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 CASES = [  # tokens, groups, heads of a group, K, V, keys, window, softcap, dtype, tile
@@ -23,11 +24,19 @@ CASES = [  # tokens, groups, heads of a group, K, V, keys, window, softcap, dtyp
     (5, 4, 1, 96, 96, 64, None, None, torch.bfloat16, 4),
     (3, 1, 7, 20, 20, 200, 64, None, torch.bfloat16, 4),
 ]
+QUANTIZED = [  # the type of the cache, then as above
+    ("q8_0", (1, 3, 3, 64, 64, 130, None, None, torch.bfloat16, 16)),
+    ("q8_0", (3, 1, 5, 40, 40, 97, 17, None, torch.float32, 16)),
+    ("q4_0", (2, 1, 3, 256, 256, 65, None, 30.0, torch.float32, 16)),
+    ("q4_0", (3, 1, 7, 20, 20, 200, 64, None, torch.bfloat16, 4)),
+    ("fp8", (1, 2, 8, 128, 128, 300, None, None, torch.float32, 16)),
+    ("fp8", (5, 4, 1, 72, 72, 64, None, None, torch.bfloat16, 4)),
+]
 
 
 @pytest.mark.parametrize("splits", [1, 2, 5])
-@pytest.mark.parametrize("case", CASES)
-def test_attention(case: tuple, splits: int) -> None:
+@pytest.mark.parametrize(("stored", "case"), [*((None, c) for c in CASES), *QUANTIZED])
+def test_attention(stored: str | None, case: tuple, splits: int) -> None:
     tokens, groups, heads, size, value, keys, window, softcap, dtype, tile = case
     draw = torch.Generator().manual_seed(keys)
     pages = -(-keys // 32)
@@ -40,7 +49,11 @@ def test_attention(case: tuple, splits: int) -> None:
     if tokens > 2:
         first[1] = last[1] + 1  # sees nothing
     bounds = torch.stack((first, last), 1).int()
-    k, v = (ops.gather_pages.reference(cache, table, which=i, size=32) for i in (0, 1))
+    how = {}
+    if stored:
+        cache = quantize_rows(cache, stored)
+        how = {"quant": stored, "head": size, "dtype": "fp32"}
+    k, v = (ops.gather_pages.reference(cache, table, which=i, size=32, **how) for i in (0, 1))
     scale = size**-0.5
     expected = ops.attention.reference(
         q.float(), k.float(), v.float(), None, bounds, scale=scale, softcap=softcap
@@ -49,10 +62,17 @@ def test_attention(case: tuple, splits: int) -> None:
     parts = torch.full((tokens * groups * heads, splits, ROOM + padded(value)), torch.nan)
     name, half = DTYPES[dtype], cache.stride(0) * cache.itemsize
     kernel = compile_kernel(
-        emit_attention, (name,) * 3, size, value, heads, softcap is not None, tile
+        emit_attention, (name, stored or name, name), size, value, heads, softcap is not None, tile
     )
     args = [q.data_ptr(), q.stride(1), q.stride(2), cache.data_ptr(), cache.data_ptr() + half]
-    args += [cache.stride(1), size, size, table.data_ptr(), bounds.data_ptr(), groups, splits]
+    args += [
+        cache.stride(1),
+        *[cache.stride(2)] * 2,
+        table.data_ptr(),
+        bounds.data_ptr(),
+        groups,
+        splits,
+    ]
     args += [
         out.data_ptr(),
         out.stride(0),

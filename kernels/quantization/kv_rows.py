@@ -1,0 +1,161 @@
+"""Types in which a cache can store rows of keys and values (a head of a token each) in fewer bytes:
+sizes, the way in and the way back to fp32.
+
+A row is codes, then scales, so that codes of all heads lie where wide loads can take them:
+
+    codes   of 32 values after another; in 4 bits low nibbles are values 0..15, high ones 16..31
+    scales  fp16 of each 32 values, or, of fp8, one fp32 for all of the row
+
+and zeros up to a multiple of 4 bytes. A head whose size is no multiple of 32 is filled up with
+zeros. What is coded are not the values of a block but their Walsh-Hadamard transform (`rotate`),
+which spreads few large ones over all (arXiv:2404.00456): it is its own inverse and keeps products,
+so attention turns queries and results instead of keys and values. Codes and scales are ggml's Q8_0
+and Q4_0, except that codes are rounded by the scale as it is stored. A row of fp8 has one scale, as
+numbers of that type have an exponent each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import sqrt
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+BLOCK = 32  # values whose codes lie together
+LARGEST_F8 = 448.0
+
+
+@dataclass(frozen=True)
+class RowType:
+    """One of these types. `largest` is the code that the largest value of a scale becomes; `encode`
+    and `decode` are between values over their scale, fp32 [..., 32], and codes, uint8.
+    """
+
+    name: str
+    bits: int
+    scale: torch.dtype
+    largest: float
+    encode: Callable[[Tensor], Tensor]
+    decode: Callable[[Tensor], Tensor]
+    one_scale: bool = False
+    signed: bool = False
+
+    def code_bytes(self, values: int) -> int:
+        return blocks_of(values) * BLOCK * self.bits // 8
+
+    def scales(self, values: int) -> int:
+        return 1 if self.one_scale else blocks_of(values)
+
+    def row_bytes(self, values: int) -> int:
+        size = self.code_bytes(values) + self.scales(values) * self.scale.itemsize
+        return -(-size // 4) * 4
+
+
+def blocks_of(values: int) -> int:
+    """Return how many blocks a row of so many values has."""
+    return -(-values // BLOCK)
+
+
+def quantize_rows(x: Tensor, kind: str) -> Tensor:
+    """x [..., K] -> uint8 [..., row_bytes]. A block with NaN or an infinity is NaN."""
+    of, values = ROW_TYPES[kind], x.shape[-1]
+    padded = x.new_zeros((*x.shape[:-1], blocks_of(values) * BLOCK), dtype=torch.float32)
+    padded[..., :values] = x
+    blocks = rotate(padded).unflatten(-1, (of.scales(values), -1))
+    top = blocks.abs().amax(-1)
+    if of.signed:
+        low = blocks.amin(-1)
+        top = torch.where(-low > blocks.amax(-1), low, top)
+    scales = (top * (1 / of.largest)).to(of.scale)
+    factor = scales.float().reciprocal()
+    usable = factor.isfinite() & (factor != 0)
+    factor = torch.where(usable, factor, 0.0)[..., None]
+    shared = (blocks * factor).nan_to_num_(0.0, 0.0, 0.0)
+    codes = of.encode(shared.flatten(-2).unflatten(-1, (-1, BLOCK))).flatten(-2)
+    rows = x.new_zeros((*x.shape[:-1], of.row_bytes(values)), dtype=torch.uint8)
+    rows[..., : codes.shape[-1]] = codes
+    at = of.code_bytes(values)
+    rows[..., at : at + scales.shape[-1] * of.scale.itemsize] = scales.contiguous().view(
+        torch.uint8
+    )
+    return rows
+
+
+def dequantize_rows(rows: Tensor, kind: str, values: int) -> Tensor:
+    """uint8 [..., row_bytes] -> fp32 [..., K], K = `values`"""
+    of = ROW_TYPES[kind]
+    at = of.code_bytes(values)
+    scales = (
+        rows[..., at : at + of.scales(values) * of.scale.itemsize]
+        .contiguous()
+        .view(of.scale)
+        .float()
+    )
+    codes = rows[..., :at].unflatten(-1, (-1, BLOCK * of.bits // 8))
+    numbers = of.decode(codes).flatten(-2).unflatten(-1, (scales.shape[-1], -1))
+    return rotate((numbers * scales[..., None]).flatten(-2))[..., :values].contiguous()
+
+
+def rotate(x: Tensor) -> Tensor:
+    """The orthonormal Walsh-Hadamard transform of each 32 values          fp32 [..., 32 n]"""
+    result: Tensor = (x.unflatten(-1, (-1, BLOCK)) @ _hadamard(x.device)).flatten(-2)
+    return result
+
+
+@lru_cache(maxsize=16)
+def _hadamard(device: torch.device) -> Tensor:
+    """fp32 [32, 32]: -1 where the numbers of row and column have an odd number of bits in common,
+    else 1, over sqrt(32).
+    """
+    with torch.inference_mode(False):  # it outlives whoever asks first
+        signs = [[1 - 2 * ((i & j).bit_count() & 1) for j in range(BLOCK)] for i in range(BLOCK)]
+        return torch.tensor(signs, dtype=torch.float32, device=device) / sqrt(BLOCK)
+
+
+def _to_q8(x: Tensor) -> Tensor:
+    return x.round().clamp_(-127, 127).to(torch.int8).view(torch.uint8)
+
+
+def _from_q8(codes: Tensor) -> Tensor:
+    return codes.view(torch.int8).float()
+
+
+def _to_q4(x: Tensor) -> Tensor:
+    codes = (x + 8.5).floor_().clamp_(0, 15).to(torch.uint8)
+    low, high = codes.chunk(2, -1)
+    return low | high << 4
+
+
+def _from_q4(codes: Tensor) -> Tensor:
+    return torch.cat((codes & 15, codes >> 4), -1).float() - 8
+
+
+def _to_f8(x: Tensor) -> Tensor:
+    """e4m3fn (arXiv:2209.05433), to the nearest even, in integers: not every device has the
+    type.
+    """
+    bits = x.contiguous().view(torch.int32)
+    size = bits & 0x7FFF_FFFF
+    normal = (size + 0x7FFFF + (size >> 20 & 1) >> 20) - (120 << 3)
+    small = (x.abs() + 16384.0).view(torch.int32) - 0x4680_0000  # a step is 2^-9 there
+    codes = torch.where(size < 121 << 23, small, normal)
+    return (codes | bits >> 24 & 0x80).to(torch.uint8)
+
+
+def _from_f8(codes: Tensor) -> Tensor:
+    """Read them as fp16, whose exponent begins 8 lower."""
+    wide = codes.to(torch.int32)
+    halves = (wide & 0x80) << 8 | (wide & 0x7F) << 7
+    return halves.to(torch.int16).view(torch.float16).float() * 256
+
+
+_ALL = (
+    RowType("q8_0", 8, torch.float16, 127.0, _to_q8, _from_q8),
+    RowType("q4_0", 4, torch.float16, -8.0, _to_q4, _from_q4, signed=True),
+    RowType("fp8", 8, torch.float32, LARGEST_F8, _to_f8, _from_f8, one_scale=True),
+)
+ROW_TYPES: Mapping[str, RowType] = MappingProxyType({of.name: of for of in _ALL})

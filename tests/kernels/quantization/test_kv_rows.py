@@ -1,0 +1,71 @@
+"""Rows of keys and values in fewer bytes, against the gguf package and torch's own fp8."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from checkpoints import nmse
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from mtmd.kernels.quantization.kv_rows import (
+    ROW_TYPES,
+    blocks_of,
+    dequantize_rows,
+    quantize_rows,
+    rotate,
+)
+
+LIMITS = {"q8_0": 1e-4, "q4_0": 1e-2, "fp8": 1e-3}
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(shape[-1]))
+
+
+@pytest.mark.parametrize("kind", ROW_TYPES)
+@pytest.mark.parametrize("size", [1, 16, 64, 72, 80, 128])
+def test_what_is_written_is_read(kind: str, size: int) -> None:
+    x = drawn(5, 3, size)
+    rows = quantize_rows(x, kind)
+    assert rows.shape == (5, 3, ROW_TYPES[kind].row_bytes(size)) and not rows.shape[-1] % 4
+    assert nmse(dequantize_rows(rows, kind, size), x) < LIMITS[kind]
+
+
+@pytest.mark.parametrize("kind", ROW_TYPES)
+def test_one_large_value_does_not_spoil_its_block(kind: str) -> None:
+    x = drawn(100, 64)
+    x[:, 7] = 40.0
+    error = (dequantize_rows(quantize_rows(x, kind), kind, 64) - x).square().mean()
+    plain = x.abs().amax() / ROW_TYPES[kind].largest  # a step, were the value on its own
+    assert kind == "fp8" or error < plain**2 / 12 / 4
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_codes_and_scales_are_those_of_gguf(kind: str) -> None:
+    rows, of = quantize_rows(drawn(9, 96), kind), ROW_TYPES[kind]
+    at, count = of.code_bytes(96), blocks_of(96)
+    scales = rows[:, at : at + 2 * count].reshape(9, count, 2)
+    blocks = torch.cat((scales, rows[:, :at].reshape(9, count, -1)), -1).flatten(1)
+    expected = torch.from_numpy(dequantize(blocks.numpy(), GGMLQuantizationType[kind.upper()]))
+    torch.testing.assert_close(rotate(dequantize_rows(rows, kind, 96)), expected)
+
+
+def test_numbers_of_fp8_are_torchs() -> None:
+    codes, of = torch.arange(256, dtype=torch.uint8), ROW_TYPES["fp8"]
+    numbers = codes.view(torch.float8_e4m3fn).float()
+    real = ~numbers.isnan()
+    assert torch.equal(of.decode(codes)[real], numbers[real])
+    x = drawn(20000) * 2.0 ** torch.arange(-14, 6).repeat(1000)
+    x = x.clamp(-448, 448)
+    assert torch.equal(of.encode(x), x.to(torch.float8_e4m3fn).view(torch.uint8))
+
+
+@pytest.mark.parametrize("kind", ROW_TYPES)
+def test_zeros_stay_and_what_is_no_number_is_seen(kind: str) -> None:
+    x = drawn(3, 32)
+    x[0], x[1, 5] = 0, torch.nan
+    result = dequantize_rows(quantize_rows(x, kind), kind, 32)
+    assert not result[0].any() and result[1].isnan().all() and result[2].isfinite().all()
+    fresh = torch.zeros(1, ROW_TYPES[kind].row_bytes(32), dtype=torch.uint8)
+    assert not dequantize_rows(fresh, kind, 32).any(), "memory of a cache that is not written yet"
