@@ -40,10 +40,16 @@ def cache_keys_values(k: Node, v: Node, layer: int, inputs: TextInputs) -> KeysV
     [1, S, G, K] each
     """
     cache = inputs.state(layer, KV(k.shape[1], k.shape[2]))
-    kv = ops.kv_store(cache, k, v, inputs.cache_slots(), name=f"blk.{layer}.kv_store")
+    quantized = {"quant": inputs.kv.quant} if inputs.kv.quant else {}
+    kv = ops.kv_store(cache, k, v, inputs.cache_slots(), name=f"blk.{layer}.kv_store", **quantized)
     keys, values = (
         ops.gather_pages(
-            kv, inputs.page_table(), which=which, size=PAGE, name=f"blk.{layer}.{name}"
+            kv,
+            inputs.page_table(),
+            which=which,
+            size=PAGE,
+            name=f"blk.{layer}.{name}",
+            **inputs.kv.read_as(inputs.dtype, k.shape[2]),
         )
         for which, name in enumerate(("keys", "values"))
     )

@@ -12,9 +12,9 @@ import torch
 
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.rotary import Rotary
-from mtmd.kernels.graph import Node, Type, constant, graph_input
+from mtmd.kernels.graph import Node, constant, graph_input
 from mtmd.llm.batch import Batch, BatchShape
-from mtmd.llm.state import State, state_dtype
+from mtmd.llm.state import KVType, State
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class TextInputs:
     sequences: int
     pages: int
     dtype: torch.dtype
+    kv: KVType
     saved: list[Node] = field(default_factory=list, compare=False)
     """Nodes that no logit depends on and that have to run all the same: states that are written for
     later.
@@ -157,12 +158,12 @@ class TextInputs:
 
     def state(self, layer: int, state: State) -> Node:
         """A layer's part of the cache, written in place."""
-        name, shape = f"{state.name}.{layer}", state.shape(self.sequences + 1, self.pages)
+        name = f"{state.name}.{layer}"
         if name not in self._made:
             self._made[name] = Node(
                 "input",
                 (),
-                Type.contiguous(shape, state_dtype(state, self.dtype)),
+                state.type(self.sequences + 1, self.pages, self.dtype, self.kv),
                 {"fill": lambda b: b.cache.tensors[name], "state": True},
                 name,
             )

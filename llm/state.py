@@ -11,10 +11,45 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from mtmd.kernels.graph import Shape
+from mtmd.kernels.dtype import DTYPES, name_of
+from mtmd.kernels.graph import Type
+from mtmd.kernels.quantization.kv_rows import ROW_TYPES
 from mtmd.kernels.resources.result_memory import zeros_untouched
 
 PAGE = 32  # tokens of keys and values that are held, shared and let go together
+KV_TYPES = ("bf16", "fp32", *ROW_TYPES)
+
+
+@dataclass(frozen=True)
+class KVType:
+    """The type in which keys and values are stored: one of numbers, or one of `ROW_TYPES`."""
+
+    name: str
+
+    @staticmethod
+    def of(requested: str, dtype: torch.dtype) -> KVType:
+        """`requested` or, for "auto", the type that is computed in."""
+        return KVType(name_of(dtype) if requested == "auto" else requested)
+
+    @property
+    def quant(self) -> str | None:
+        return self.name if self.name in ROW_TYPES else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the memory."""
+        return DTYPES.get(self.name, torch.uint8)
+
+    def row(self, head: int) -> int:
+        """Return how many numbers of that type a head takes."""
+        return ROW_TYPES[self.name].row_bytes(head) if self.quant else head
+
+    def read_as(self, dtype: torch.dtype, head: int) -> dict[str, str | int]:
+        """Attributes of the ops that read a cache to compute in `dtype`."""
+        if self.dtype == dtype:
+            return {}
+        reading: dict[str, str | int] = {"dtype": name_of(dtype)}
+        return reading | ({"quant": self.quant, "head": head} if self.quant else {})
 
 
 @dataclass(frozen=True)
@@ -26,9 +61,9 @@ class KV:
 
     name = "kv"
 
-    def shape(self, sequences: int, pages: int) -> Shape:  # noqa: ARG002
-        """[2, S, G, K], S = pages * PAGE"""
-        return 2, pages * PAGE, self.groups, self.head
+    def type(self, sequences: int, pages: int, dtype: torch.dtype, kv: KVType) -> Type:  # noqa: ARG002
+        """[2, S, G, K], S = pages * PAGE; bytes of a head in place of K where it is quantized"""
+        return Type.contiguous((2, pages * PAGE, self.groups, kv.row(self.head)), kv.dtype)
 
     def part(self, groups: int) -> KV:
         return replace(self, groups=groups)
@@ -43,8 +78,8 @@ class ConvWindow:
 
     name = "conv"
 
-    def shape(self, sequences: int, pages: int) -> Shape:  # noqa: ARG002
-        return sequences, self.rows, self.channels
+    def type(self, sequences: int, pages: int, dtype: torch.dtype, kv: KVType) -> Type:  # noqa: ARG002
+        return Type.contiguous((sequences, self.rows, self.channels), dtype)
 
     def part(self, channels: int) -> ConvWindow:
         return replace(self, channels=channels)
@@ -52,7 +87,9 @@ class ConvWindow:
 
 @dataclass(frozen=True)
 class DeltaState:
-    """The matrices of a gated delta net: keys K by values V for each of H heads, in fp32."""
+    """The matrices of a gated delta net: keys K by values V for each of H heads, in fp32 whatever
+    is computed in: a recurrence sums over the whole past.
+    """
 
     head: int
     heads: int
@@ -60,8 +97,8 @@ class DeltaState:
 
     name = "delta"
 
-    def shape(self, sequences: int, pages: int) -> Shape:  # noqa: ARG002
-        return sequences, self.head, self.heads, self.value
+    def type(self, sequences: int, pages: int, dtype: torch.dtype, kv: KVType) -> Type:  # noqa: ARG002
+        return Type.contiguous((sequences, self.head, self.heads, self.value), torch.float32)
 
     def part(self, heads: int) -> DeltaState:
         return replace(self, heads=heads)
@@ -69,13 +106,6 @@ class DeltaState:
 
 State: TypeAlias = "KV | ConvWindow | DeltaState"
 Layers: TypeAlias = "Sequence[Sequence[State]]"
-
-
-def state_dtype(state: State, dtype: torch.dtype) -> torch.dtype:
-    """A recurrence sums over the whole past: its state is kept in fp32 whatever the compute
-    type.
-    """
-    return torch.float32 if isinstance(state, DeltaState) else dtype
 
 
 def states_by_name(layers: Layers) -> dict[str, State]:
@@ -113,6 +143,7 @@ class Cache:
         sequences: int,
         pages: int,
         dtype: torch.dtype,
+        kv: KVType,
         device_of: Callable[[str], torch.device],
         in_place: bool = False,
         paged: bool = False,
@@ -128,9 +159,7 @@ class Cache:
         self.paged = paged
         self._states = states_by_name(layers)
         self.tensors: Mapping[str, Tensor] = {
-            name: _zeros(
-                state.shape(sequences + 1, pages), state_dtype(state, dtype), device_of(name)
-            )
+            name: _zeros(state.type(sequences + 1, pages, dtype, kv), device_of(name))
             for name, state in self._states.items()
         }
 
@@ -171,8 +200,8 @@ class Cache:
             self.tensors[name][slot].copy_(value)
 
 
-def _zeros(shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _zeros(type_: Type, device: torch.device) -> Tensor:
     """Make zeros, on the CPU without touching the memory."""
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return zeros_untouched(*shape, dtype=dtype)
+        return torch.zeros(type_.shape, dtype=type_.dtype, device=device)
+    return zeros_untouched(*type_.shape, dtype=type_.dtype)

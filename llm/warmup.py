@@ -8,11 +8,12 @@ import time
 from dataclasses import replace
 
 from mtmd.kernels.report.check import run_check
-from mtmd.kernels.report.facts import Check, GraphFacts, Placement
+from mtmd.kernels.report.facts import Check, GraphFacts, KVFacts, Placement
 from mtmd.kernels.report.from_plans import graph_facts, placement
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
+from mtmd.llm.state import KV, PAGE, KVType
 
 CHECKED = 16  # tokens read before the step that is looked at
 ROWS = (2, 4, 8)  # of a step with proposals
@@ -45,6 +46,26 @@ def decoder_graphs(runner: Runner) -> list[GraphFacts]:
         )
         for label, batch in runner.sizes().items()
     ]
+
+
+def kv_facts(runner: Runner) -> KVFacts:
+    """Return how keys and values are stored, and what they take, on all ranks together."""
+    layers = [state for states in runner.family.layers for state in states]
+
+    def size(pages: int, kv: KVType, *, keys: bool) -> int:
+        return sum(
+            state.type(runner.sequences + 1, pages, runner.dtype, kv).bytes
+            for state in layers
+            if isinstance(state, KV) == keys
+        )
+
+    return KVFacts(
+        runner.kv.name,
+        size(1, runner.kv, keys=True) // PAGE,
+        size(runner.pages, runner.kv, keys=True),
+        size(1, KVType.of("auto", runner.dtype), keys=True) // PAGE,
+        size(1, runner.kv, keys=False),
+    )
 
 
 def _tokens(count: int) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mtmd.base.text import mib
+
 
 @dataclass(frozen=True)
 class ImageReceipt:
@@ -105,7 +107,8 @@ class Receipt:
     reason. `repeated_tokens` at the end of the answer say the same again and again, 0 where none
     do. `model_notes` say where the model's files contradict themselves, how they are read, and what
     its weights were quantized to. `adapters`: LoRA adapters that the answer was computed with, each
-    with its scale."""
+    with its scale. `kv_type` is the type in which keys and values are stored, and `kv_bytes` what
+    those of the prompt and the answer take."""
 
     model: str
     images: tuple[ImageReceipt, ...]
@@ -140,6 +143,8 @@ class Receipt:
     thinking_tokens: int = 0
     model_notes: tuple[str, ...] = ()
     adapters: dict[str, float] = field(default_factory=dict)
+    kv_type: str = ""
+    kv_bytes: int = 0
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -207,7 +212,12 @@ class Receipt:
             else f" ({self.threads} thread{'s' if self.threads > 1 else ''})"
         )
         ranks = f" on each of {self.ranks} ranks" if self.ranks > 1 else ""
-        lines.append(f"{self.model} on {self.device}{threads}{ranks}, {self.dtype}; {where}{seed}")
+        stored = ""
+        if self.kv_type not in ("", self.dtype):
+            stored = f", keys and values in {self.kv_type} ({mib(self.kv_bytes)})"
+        lines.append(
+            f"{self.model} on {self.device}{threads}{ranks}, {self.dtype}{stored}; {where}{seed}"
+        )
         if self.layout:
             lines.append(self.layout)
         if self.adapters:

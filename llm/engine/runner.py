@@ -30,7 +30,7 @@ from mtmd.llm.engine.spans import Span, cut, lay_out
 from mtmd.llm.engine.speculation import Pace
 from mtmd.llm.family import TextFamily
 from mtmd.llm.inputs import TextInputs
-from mtmd.llm.state import KV, PAGE, Cache, Layers, Mirror, state_dtype, states_by_name
+from mtmd.llm.state import KV, PAGE, Cache, KVType, Layers, Mirror, states_by_name
 
 # Tokens of a prefill batch: of a device that needs many to be busy, 2,048 take a quarter of the
 # launches, and of the reads of weights.
@@ -81,6 +81,7 @@ class Runner:
         image_tokens: int = 0,
         cuts_images: bool = False,
         flash_attn: str = "auto",
+        kv_type: str = "auto",
         overrides: abc.Sequence[Override] = (),
         residency: Residency | None = None,
         sharding: Sharding | None = None,
@@ -104,6 +105,7 @@ class Runner:
             tuple(overrides),
         )
         self.dtype, self.context, self.sequences = dtype, context, sequences
+        self.kv = KVType.of(kv_type, dtype)
         self._image_tokens, self._cuts_images = image_tokens, cuts_images
         self.pages = 1 + sequences * self.pages_for(context)
         self.residency = residency or Residency()
@@ -128,7 +130,9 @@ class Runner:
 
     def whole_graph(self, batch: BatchShape, form: AttentionForm | None = None) -> list[Node]:
         """The graph as if there were one rank."""
-        inputs = TextInputs(batch, self.family.image_width, self.sequences, self.pages, self.dtype)
+        inputs = TextInputs(
+            batch, self.family.image_width, self.sequences, self.pages, self.dtype, self.kv
+        )
         weights = AdaptedWeights(
             self.weights,
             [
@@ -264,6 +268,7 @@ class Runner:
                 self.sequences,
                 self.pages,
                 self.dtype,
+                self.kv,
                 lambda name: where[name].device,
                 in_place=all(backend.native for backend in where.values()),
                 mirror=self.lead.new_cache() if self.lead else None,
@@ -314,8 +319,7 @@ class Runner:
         sequences = sequences or self.sequences
         pages = 1 + sequences * self.pages_for(context or self.context)
         return {
-            name: torch.Size(state.shape(sequences + 1, pages)).numel()
-            * state_dtype(state, self.dtype).itemsize
+            name: state.type(sequences + 1, pages, self.dtype, self.kv).bytes
             for name, state in states_by_name(self.layers).items()
         }
 
@@ -325,8 +329,7 @@ class Runner:
         whole.
         """
         return sum(
-            torch.Size(state.shape(self.sequences, 0)).numel()
-            * state_dtype(state, self.dtype).itemsize
+            state.type(self.sequences, 0, self.dtype, self.kv).bytes
             for states in self.layers
             for state in states
             if not isinstance(state, KV)

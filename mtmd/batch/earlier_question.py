@@ -19,7 +19,10 @@ from mtmd.options.answer import AnswerOptions
 from mtmd.prompt.url_kinds import is_url
 
 ENDING = ".run.json"
-LOADING = ("dtype", "context", "mmproj", "chat_template", "image_min_tokens", "image_max_tokens")
+LOADING = (
+    *("dtype", "kv_type", "context", "mmproj", "chat_template"),
+    *("image_min_tokens", "image_max_tokens"),
+)
 VERSION = 2  # 1 has no SAMPLING: models' own settings were not used
 SAMPLING = "sampling"
 

@@ -17,6 +17,8 @@ from mtmd.terminal.wrap import wrapped
 LONGEST = 600  # characters of an error line
 SHORT = {  # options of llama.cpp's programs by their short names, and ours
     "-c": "--context",
+    "-ctk": "--kv-type",
+    "-ctv": "--kv-type",
     "-fa": "--flash-attn",
     "-hf": "--model",
     "-n": "--max-tokens",

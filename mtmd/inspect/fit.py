@@ -28,6 +28,7 @@ from mtmd.kernels.backends.target import MIN_CAPABILITY, Target
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.estimate.cards import find_card
 from mtmd.llm.family import default_context
+from mtmd.llm.state import KVType
 from mtmd.loaded.device_and_dtype import choose_dtype
 from mtmd.loaded.fitting.choose import Ways, what_would_fit
 from mtmd.loaded.fitting.context import check_length
@@ -121,6 +122,7 @@ def fit(
         (*facts, *ways.refused),
         chosen_name,
         () if chosen_name else tuple(what_would_fit(ways, known)),
+        kv_type=KVType.of(settings.kv_type, dtype).name,
     )
 
 

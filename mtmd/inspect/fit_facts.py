@@ -30,7 +30,7 @@ class FitFacts:
     known size, None where none does; `advice` says then what would. A layout in `undecided` fits
     as far as sizes are known, and needs a memory of which none is. `picture_tokens` of the largest
     picture, 0 where the model takes none. `longest_context` of a layout holds for as many `answers`
-    at once, as far as they are `counted`.
+    at once, as far as they are `counted`. Keys and values are stored in `kv_type`.
     """
 
     model: str
@@ -44,6 +44,7 @@ class FitFacts:
     layouts: tuple[LayoutFacts, ...]
     chosen: str | None
     advice: tuple[str, ...]
+    kv_type: str = ""
 
     @property
     def fits(self) -> bool:

@@ -21,7 +21,8 @@ def render_fit(report: FitFacts) -> str:
 
 
 def _head(report: FitFacts) -> Iterator[str]:
-    yield from _wrapped(f"{report.model}, {report.dtype}: {_requested(report)}")
+    stored = "" if report.kv_type == report.dtype else f", keys and values in {report.kv_type}"
+    yield from _wrapped(f"{report.model}, {report.dtype}{stored}: {_requested(report)}")
     for device in report.devices:
         if device.memory_bytes is not None:
             usable = _size(report, device.usable_bytes)

@@ -11,6 +11,7 @@ from mtmd.inspect.prediction import GraphOps, Length, Picture, Prediction
 from mtmd.inspect.ranks_text import UNCONFIRMED, render_ranks
 from mtmd.kernels.estimate.roofline import Estimate
 from mtmd.kernels.report.facts import CompiledKernel
+from mtmd.kernels.report.report_text import kv_text
 from mtmd.loaded.fitting.needed_memory import MAX_ANSWERS
 
 WIDTH = 80
@@ -32,6 +33,8 @@ def _head(report: Prediction) -> Iterator[str]:
     yield from _wrapped(
         f"{report.model} on {card.name}: {card.title}, {card.target}, {report.dtype}"
     )
+    if report.kv is not None:
+        yield from _wrapped(kv_text(report.kv, report.dtype))
     if card.gb_per_s is not None and card.tflops_16 is not None:
         yield from _wrapped(
             f"{card.multiprocessors} multiprocessors, {_gib(card.memory_bytes)} GiB, "

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
@@ -26,7 +26,7 @@ from mtmd.kernels.backends import Backend, backends_for, several_backends
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.plan.scheduler import Override
-from mtmd.kernels.report.facts import FitFacts, LayersFacts, Placement
+from mtmd.kernels.report.facts import FitFacts, KVFacts, LayersFacts, Placement
 from mtmd.kernels.resources.threads import ask_threads, settle_cores
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.runner import Runner
@@ -36,7 +36,7 @@ from mtmd.llm.sampling.grammar_notations import grammar_source
 from mtmd.llm.sampling.isolated_grammar import IsolatedGrammars
 from mtmd.llm.sampling.json_schema import CheckedSchema
 from mtmd.llm.sampling.options import WAYS, AppliedSampling
-from mtmd.llm.warmup import decoder_placement
+from mtmd.llm.warmup import decoder_placement, kv_facts
 from mtmd.loaded.device_and_dtype import choose_dtype, own_threads
 from mtmd.loaded.device_thread import DeviceThread
 from mtmd.loaded.fitting.choose import Way, Ways, choose, chosen_by, layers_facts
@@ -326,6 +326,11 @@ class LoadedModel:
             cached = (*parts, decoder_placement(self.runner))
             self._placements = {key: cached}  # replaced whole: other threads may be reading
         return cached
+
+    @cached_property
+    def kv(self) -> KVFacts:
+        """Return how keys and values are stored, and what they take."""
+        return kv_facts(self.runner)
 
     @property
     def layers(self) -> tuple[LayersFacts, ...]:

@@ -83,6 +83,7 @@ def warmup_report(
         weights=weights_note(loaded.checkpoint),
         lacks=by_torch.lacks if by_torch else None,
         adapters=_adapters(loaded),
+        kv=loaded.kv,
     )
     if report.ranks is not None:
         watch = None  # the other ranks, which are processes, would be taken for others

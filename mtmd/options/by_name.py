@@ -60,6 +60,13 @@ MEANT = {  # options of other programs under names of theirs, and ours
     "tensor_parallel_size": "tp",
     "model_path": "model",
     "torch_dtype": "dtype",
+    "cache_type_k": "kv_type",
+    "cache_type_v": "kv_type",
+    "ctk": "kv_type",
+    "ctv": "kv_type",
+    "type_k": "kv_type",
+    "type_v": "kv_type",
+    "kv_cache_dtype": "kv_type",
     "hf_repo": "model",
     "output": "out",
 }

@@ -60,6 +60,12 @@ class LoadKeywords(TypedDict, total=False):
     flash_attn: Literal["auto", "on", "off"] | None
     """attention that stores no matrix of scores: auto, on or off."""
 
+    kv_type: str | None
+    """the type in which keys and values are stored: q8_0 (half of the memory of bf16), fp8 (the
+    same with coarser numbers), q4_0 (a quarter), bf16, fp32 or auto, the type that is
+    computed in.
+    """
+
     override_tensor: str | Sequence[str] | None
     """run nodes whose name, or weight's name, matches RE on DEVICE; may be repeated."""
 

@@ -28,6 +28,8 @@ DTYPES_ELSEWHERE = {  # as torch, transformers and vLLM write them
     "float32": "fp32",
     "torch.float32": "fp32",
 }
+KV_TYPES = ("auto", "bf16", "fp32", "q8_0", "q4_0", "fp8")
+KV_TYPES_ELSEWHERE = DTYPES_ELSEWHERE | {"f32": "fp32", "fp8_e4m3": "fp8", "float8_e4m3fn": "fp8"}
 SPECULATE = ("auto", "off")
 PROPOSED_MAX = 32
 RANKS_MAX = 64
@@ -59,6 +61,11 @@ def _dtype(name: str, value: object) -> str:
 def _weights(name: str, value: object) -> str:
     text = str(value).upper()
     return str(one_of(*MIXTURES).check(name, ALIASES.get(text, text)))
+
+
+def _kv_type(name: str, value: object) -> str:
+    text = KV_TYPES_ELSEWHERE.get(str(value).lower(), str(value).lower())
+    return str(one_of(*KV_TYPES).check(name, text))
 
 
 def _speculate(name: str, value: object) -> int | str:
@@ -122,6 +129,14 @@ class LoadOptions:
         "auto",
         one_of("auto", "on", "off", metavar="WHEN"),
         "attention that stores no matrix of scores: auto, on or off",
+        preset=True,
+    )
+    kv_type: str = option(
+        "auto",
+        Kind(_kv_type, "str", values=KV_TYPES, metavar="TYPE"),
+        "the type in which keys and values are stored: q8_0 (half of the memory of bf16), fp8 "
+        "(the same with coarser numbers), q4_0 (a quarter), bf16, fp32 or auto, the type that is "
+        "computed in",
         preset=True,
     )
     override_tensor: tuple[str, ...] = option(

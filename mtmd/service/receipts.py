@@ -67,6 +67,8 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         sampling=_sampling(request.settings),
         sampling_unused=_sampling_unused(request.settings),
         model_notes=loaded.notes,
+        kv_type=loaded.runner.kv.name,
+        kv_bytes=loaded.kv.token_bytes * (len(request.prompt.tokens) + len(request.tokens)),
         repeated_tokens=request.repetition.repeated,
         adapters=_adapters(loaded, request),
         thinking_tokens=request.thought.tokens if request.thought else 0,

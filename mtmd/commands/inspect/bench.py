@@ -32,7 +32,7 @@ DESCRIPTION = (
 MAXIMUM = 1 << 20
 LOADING = (
     *("mmproj", "chat_template", "device", "dtype", "weights", "flash_attn", "tensor_split"),
-    *("memory_limit", "tp", "no_kv_offload", "image_min_tokens", "image_max_tokens"),
+    *("memory_limit", "tp", "no_kv_offload", "kv_type", "image_min_tokens", "image_max_tokens"),
 )
 LISTS = ("context", "threads")  # options of loading that are axes here
 

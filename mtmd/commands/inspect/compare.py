@@ -30,7 +30,7 @@ EXAMPLES = """\
 mtmd compare --dtype-b bf16                 # the demo model in fp32 and in bf16
 mtmd compare path/to/checkpoint model-Q8_0.gguf --image photo.jpg
 mtmd compare org/name org/name --flash-attn-b off"""
-PER_SIDE = ("mmproj", "dtype", "device", "flash_attn", "chat_template")
+PER_SIDE = ("mmproj", "dtype", "device", "flash_attn", "kv_type", "chat_template")
 
 SHORT = (
     *("--model", "--image", "--prompt", "--tokens", "--tolerance", "--json"),

@@ -25,6 +25,7 @@ NAMES = (
     "parallel",
     "dtype",
     "weights",
+    "kv_type",
     "mmproj",
     "preprocess",
     "image_min_tokens",

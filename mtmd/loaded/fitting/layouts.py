@@ -76,6 +76,7 @@ def make_graphs(
         image_tokens=vision.resolution.max_tokens(budget) if vision else 0,
         cuts_images=vision is not None and not vision.bidirectional,
         flash_attn=chosen.flash_attn,
+        kv_type=chosen.kv_type,
         overrides=overrides,
         residency=residency,
         sharding=Sharding(group, shares) if group else None,

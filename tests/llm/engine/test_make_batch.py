@@ -12,7 +12,7 @@ from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.engine.spans import Span, cut, lay_out
-from mtmd.llm.state import KV, PAGE, Cache, ConvWindow, DeltaState
+from mtmd.llm.state import KV, PAGE, Cache, ConvWindow, DeltaState, KVType
 
 
 def text(*tokens: int) -> Span:
@@ -61,6 +61,7 @@ def cache(sequences: int = 1) -> Cache:
         sequences,
         1 + 2 * sequences,
         torch.float32,
+        KVType("fp32"),
         lambda _: torch.device("cpu"),
     )
 
