@@ -37,7 +37,7 @@ class KVType:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the memory."""
+        """Return the type of the memory's elements."""
         return DTYPES.get(self.name, torch.uint8)
 
     def row(self, head: int) -> int:

@@ -17,7 +17,7 @@ MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole numb
 
 
 def constants(quant: str | None, head: int) -> dict[str, int | bool | str]:
-    """What kernels have to know of such rows, by the names of their constants."""
+    """Return the constants by which kernels know such rows."""
     if quant is None:
         return {"QUANT": "", "CODES": 0, "ROW": head, "PADDED": head}
     of = ROW_TYPES[quant]

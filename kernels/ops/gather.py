@@ -256,8 +256,8 @@ def need_stored(cache: Type, k: Type, v: Type, slots: Type, quant: str | None) -
 def as_numbers(
     op: str, result: Tensor, inputs: Sequence[Tensor | None], options: Mapping[str, Any]
 ) -> Tensor:
-    """What a result is compared by: of a quantized cache that was written, the numbers that are
-    read from it.
+    """Return the numbers by which a result is compared: of a quantized cache that was written,
+    those that are read from it.
     """
     quant = options.get("quant")
     if op not in ("kv_store", "rope_store") or quant is None:

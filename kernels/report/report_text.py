@@ -67,10 +67,10 @@ def _head(report: WarmupFacts) -> Iterator[str]:
 
 def kv_text(kv: KVFacts, dtype: str) -> str:
     """Keys and values in words: `keys and values: q8_0, 12 KiB a token (bf16: 22 KiB), ...`."""
-    beside = "" if kv.type == dtype else f" ({dtype}: {kv.computed_bytes / 1024:,.1f} KiB)"
+    computed = "" if kv.type == dtype else f" ({dtype}: {kv.computed_bytes / 1024:,.1f} KiB)"
     states = f"; recurrent states {mib(kv.recurrent_bytes)}, as they are"
     return (
-        f"keys and values: {kv.type}, {kv.token_bytes / 1024:,.1f} KiB a token{beside}, "
+        f"keys and values: {kv.type}, {kv.token_bytes / 1024:,.1f} KiB a token{computed}, "
         f"{mib(kv.bytes)} of a full cache{states if kv.recurrent_bytes else ''}"
     )
 

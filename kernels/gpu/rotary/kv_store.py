@@ -232,12 +232,12 @@ def error(
         t if t is None else t.float().clone() if t.is_floating_point() else t.clone()
         for t in inputs
     ]
-    wanted, got = (
+    expected, actual = (
         as_numbers(op, t, inputs, options).float()
         for t in (OPS[op].reference(*wide, **options), result)
     )
-    found = float((got - wanted).square().sum()) / (float(wanted.square().sum()) or 1)
-    return 0.0 if options.get("quant") and found < TIES else found
+    distance = float((actual - expected).square().sum()) / (float(expected.square().sum()) or 1)
+    return 0.0 if options.get("quant") and distance < TIES else distance
 
 
 def _kernel(cases: Sequence[Case], uses: Mapping[str, Case]) -> TritonKernel:

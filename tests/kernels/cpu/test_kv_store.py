@@ -29,15 +29,15 @@ def test_rows_are_the_ops(kind: str, size: int, dtype: torch.dtype) -> None:
     cache = expected.clone()
     ops.kv_store.reference(expected, k, v, slots, quant=kind)
     assert kv_store.kv_store(cache, k, v, slots, quant=kind) is cache
-    stored, wanted = (dequantize_rows(c, kind, size) for c in (cache, expected))
-    assert nmse(stored, wanted) < TIES
+    stored, numbers = (dequantize_rows(c, kind, size) for c in (cache, expected))
+    assert nmse(stored, numbers) < TIES
     pages = torch.tensor([2, 0, 2])
     name = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
     for which in (0, 1):
         how = {"which": which, "size": 32, "dtype": name, "quant": kind, "head": size}
         result = gather_pages.dequantized(cache, pages, **how)
-        wanted = ops.gather_pages.reference(cache, pages, **how)
-        assert result.dtype == dtype and nmse(result.float(), wanted.float()) < 1e-7
+        rows = ops.gather_pages.reference(cache, pages, **how)
+        assert result.dtype == dtype and nmse(result.float(), rows.float()) < 1e-7
 
 
 def test_memory_beside_is_foreseen(peak_bytes: Any) -> None:
