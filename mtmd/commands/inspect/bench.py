@@ -24,7 +24,7 @@ mtmd bench                                  # the demo model
 mtmd bench --random-weights list            # shapes of models that need not be fetched
 mtmd bench --random-weights path/to/config.json --weights Q4_0
 mtmd bench org/name --threads 1,2,4 --html bench.html
-mtmd bench org/name --quality --variant dtype=bf16 --variant dtype=fp32"""
+mtmd bench org/name --quality --variant dtype=bf16 --variant kv_type=q8_0"""
 DESCRIPTION = (
     f"{HELP} Options that take a LIST, like 1,4,16, vary one thing at a time: the first value of "
     "each is the base from which the others are varied."
