@@ -125,7 +125,8 @@ def to_gguf(text: Cohere2Text) -> GgufText:
         "logit_scale": text.logit_scale,
         "rope.dimension_count": text.head,
     }
-    return GgufText("cohere2", keys, text.rotary)
+    refused = "biases of attention" if text.bias else ""
+    return GgufText("cohere2", keys, text.rotary, refused=refused)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:

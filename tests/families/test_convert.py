@@ -27,6 +27,7 @@ REFUSED = {  # variants of which llama.cpp takes something else for granted
     "llava 1.5, llama with 6 heads on 2 and llama3 rope, last layer with its class token, as "
     "published": "projector mlp does not say tower",
     "dense, tied, 6 heads on 2, bias, head of 36, as published": "no biases of attention",
+    "groups of nine patches, biases, at most 3 tiles, as published": "no biases of attention",
     "experts, a dense layer between, as published": "no layers without experts",
     # Published ones have heads of one size, as those of the golden files below.
     "qwen3_5": "no heads of keys that differ from those of values",
