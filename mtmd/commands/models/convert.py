@@ -7,7 +7,9 @@ import sys
 import time
 
 from mtmd.base.text import for_terminal
+from mtmd.commands.arguments import add_options
 from mtmd.kernels.checkpoint.mixtures import MIXTURES
+from mtmd.options.load import LoadOptions
 
 HELP = "Write a model as GGUF files that llama.cpp reads, or as safetensors in FP8."
 EXAMPLES = """\
@@ -36,11 +38,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="the type of the encoder's weights, of the same (default: as stored)",
     )
     sub.add_argument("--text-only", action="store_true", help="leave out the encoder")
-    sub.add_argument(
-        "--mmproj",
-        metavar="FILE",
-        help="the projector of a GGUF (default: the one in the same folder)",
-    )
+    add_options(sub, LoadOptions, ("mmproj",))
     sub.add_argument(
         "--imatrix",
         metavar="FILE",

@@ -24,6 +24,7 @@ OPTIONS = [
 OTHERS = {  # the same words for another option
     ("mtmd/commands/chat.py", "--no-history"): "of lines that are typed",
     ("mtmd/cluster/command.py", "--ray"): "by actors, not replicas",
+    ("mtmd/commands/models/convert.py", "--to"): "a type, not a time",
 }
 EACH_ITS_OWN = ("--json",)  # every command prints another object
 
