@@ -126,7 +126,7 @@ def test_two_threads_that_ask_for_different_models(one: Path) -> None:
         ({"max_token": 3}, "option 'max_token' is not known; did you mean 'max_tokens'\\?$"),
         ({"videos": ["x.mp4"]}, "pictures and videos are given as `image`"),
         ({"response_format": {}}, "json_schema takes a JSON schema"),
-        ({"load_in_4bit": True}, "quantized weights come as GGUF"),
+        ({"load_in_4bit": True}, "quantizes at load"),
         ({"device": 3}, 'device: found .* such as "cpu"'),
         ({"temperature": -1}, "temperature: found -1"),
         ({"stop": 3}, "stop: found 3"),

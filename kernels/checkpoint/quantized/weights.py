@@ -18,6 +18,7 @@ from mtmd.kernels.checkpoint.quantized.parts import Packed, Parts
 from mtmd.kernels.checkpoint.quantized.scheme import Scheme
 from mtmd.kernels.checkpoint.safetensors_file import SafetensorsWeights
 from mtmd.kernels.graph import Shape
+from mtmd.kernels.resources.mapped_pages import release_pages
 
 _FORMATS = (gptq, compressed, float4, float8, bitsandbytes, mlx)
 _SMOOTHED = (".pre_quant_scale", ".smooth_scale")
@@ -99,4 +100,10 @@ class QuantizedWeights:
         """Rows of blocks, uint8 [*shape[:-1], row_bytes], or values. Raises ModelError for scales
         that are no numbers.
         """
-        return self._packed[name].read() if name in self._packed else self._file.read(name)
+        if name not in self._packed:
+            return self._file.read(name)
+        packed = self._packed[name]
+        rows = packed.read()
+        for part in packed.parts:  # which would stay in memory beside the rows
+            release_pages(self._file.read(part))
+        return rows
