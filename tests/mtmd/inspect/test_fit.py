@@ -243,7 +243,7 @@ def test_for_programs(mtmd: Any) -> None:
     assert ran.code == 0 and result["schema"] == 1 and result["fits"]
     assert set(result) == {
         "schema", "model", "dtype", "context", "context_most", "answers", "picture_size",
-        "picture_tokens", "devices", "layouts", "chosen", "advice", "fits",
+        "picture_tokens", "devices", "layouts", "chosen", "advice", "fits", "kv_type",
     }  # fmt: skip
     assert [d["what"] for d in result["devices"]] == ["rtx4090", "rtx3090", "the host"]
     assert set(result["layouts"][0]) == {
