@@ -71,7 +71,7 @@ def write(
     """The decoder and the projector of a checkpoint that `checkpoints.gemma3` wrote with `LAYERS`,
     in fp32, in `target` or the folder.
 
-    `kinds` are block types by tensor name; without `template` there is no chat template;
+    `kinds` are block types by tensor name, of either file; without `template` there is no chat template;
     `decoder` changes keys and tensors of the one, `projector` of the other, which are in the
     decoder's file as well with `one_file`.
     """
@@ -86,7 +86,7 @@ def write(
     keys = _projector_keys(config, json.loads((folder / "preprocessor_config.json").read_text()))
     if projector:
         projector(keys, sees)
-    _write(target / PROJECTOR, "clip", keys, sees, {})
+    _write(target / PROJECTOR, "clip", keys, sees, kinds or {})
     says = {name: tensor for name, tensor in named.items() if name not in sees}
     seeing = (keys, sees) if one_file else ({}, {})
     keys = _decoder_keys(config["text_config"]) | _tokenizer_keys(folder, template) | seeing[0]

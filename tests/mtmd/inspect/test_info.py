@@ -32,21 +32,19 @@ WIDE = {
     "hidden_size": 256,
     "intermediate_size": 256,
 }
-TERNARY = {
-    f"blk.{layer}.ffn_{part}.weight": "TQ2_0" for layer in range(6) for part in ("gate", "down")
-} | {"blk.0.ffn_up.weight": "TQ1_0"}
+PROJECTION = "mm.input_projection.weight"  # which is turned when it is read
+KINDS = {f"blk.{layer}.ffn_gate.weight": "TQ2_0" for layer in range(6)} | {
+    "blk.1.ffn_up.weight": "Q8_0",
+    PROJECTION: "Q8_0",
+}
 
 
 @pytest.fixture(scope="module")
-def ternary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GGUF with 13 tensors of types that no kernel takes as they are, one that is taken, and a
-    projector.
-    """
-    folder = tmp_path_factory.mktemp("ternary")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF with seven tensors that are taken as they are, and a projector with one that is not."""
+    folder = tmp_path_factory.mktemp("quantized")
     make.gemma3(folder / "hf", text=WIDE)
-    return gemma3_gguf.write(
-        folder / "hf", folder / "gguf", kinds=TERNARY | {"blk.1.ffn_up.weight": "Q8_0"}
-    )[0]
+    return gemma3_gguf.write(folder / "hf", folder / "gguf", kinds=KINDS)[0]
 
 
 @pytest.fixture
@@ -182,37 +180,33 @@ def test_types_that_are_used_as_stored(mtmd: Any) -> None:
     assert all(t["memory_bytes"] == 2 * t["stored_bytes"] for t in reported(mtmd)["types"])
 
 
-def test_tensors_that_are_dequantized(ternary: Path, mtmd: Any) -> None:
-    result = reported(mtmd, ternary)
+def test_tensors_that_are_dequantized(quantized: Path, mtmd: Any) -> None:
+    result = reported(mtmd, quantized)
     assert (result["format"], result["files"]) == ("GGUF v3", ["text.gguf", "mmproj.gguf"])
-    rows = {t["kind"]: t for t in result["types"] if t["part"] == "decoder"}
-    values = 256 * 256
-    assert {
-        k: (r["tensors"], r["dequantized"], r["used"]) for k, r in rows.items() if k != "F32"
-    } == {"TQ2_0": (12, True, "fp32"), "TQ1_0": (1, True, "fp32"), "Q8_0": (1, False, "as stored")}
-    assert (rows["TQ2_0"]["stored_bytes"], rows["TQ2_0"]["memory_bytes"]) == (
-        12 * values // 256 * 66,
-        12 * values * 4,
-    )
-    assert rows["Q8_0"]["stored_bytes"] == rows["Q8_0"]["memory_bytes"] == values // 32 * 34
-    assert {d["name"]: d["kind"] for d in result["dequantized"]} == TERNARY
-    assert sum(d["memory_bytes"] for d in result["dequantized"]) == 13 * values * 4
-    half = reported(mtmd, ternary, "--dtype", "bf16")
-    assert sum(d["memory_bytes"] for d in half["dequantized"]) == 13 * values * 2
-    lines = text(mtmd, ternary)
-    assert any("TQ2_0" in line and line.endswith("DEQUANTIZED to fp32 at load") for line in lines)
-    assert any("Q8_0" in line and line.endswith("as stored") for line in lines)
-    assert any(
-        line.startswith(
-            "  dequantized as no kernel takes the stored form, 0.21 MiB become 3.25 MiB: blk.0."
-        )
-        for line in lines
-    )
+    rows = {(t["part"], t["kind"]): t for t in result["types"] if t["kind"] != "F32"}
+    assert {k: (r["tensors"], r["dequantized"], r["used"]) for k, r in rows.items()} == {
+        ("decoder", "TQ2_0"): (6, False, "as stored"),
+        ("decoder", "Q8_0"): (1, False, "as stored"),
+        ("encoder", "Q8_0"): (1, True, "fp32"),
+    }
+    values, kept = 256 * 256, rows["decoder", "TQ2_0"]
+    assert kept["stored_bytes"] == kept["memory_bytes"] == 6 * values // 256 * 66
+    turned = rows["encoder", "Q8_0"]
+    assert turned["memory_bytes"] == turned["stored_bytes"] // 34 * 32 * 4
+    assert [d["name"] for d in result["dequantized"]] == [PROJECTION]
+    (half,) = reported(mtmd, quantized, "--dtype", "bf16")["dequantized"]
+    assert half["memory_bytes"] == turned["memory_bytes"] // 2
+    lines = text(mtmd, quantized)
+    assert any("Q8_0" in line and line.endswith("DEQUANTIZED to fp32 at load") for line in lines)
+    assert any("TQ2_0" in line and line.endswith("as stored") for line in lines)
+    told = " ".join(" ".join(lines).split())
+    assert "dequantized as no kernel takes the stored form, " in told
+    assert f"become {turned['memory_bytes'] / 2**20:.2f} MiB: {PROJECTION}" in told
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_what_was_told_is_what_a_run_takes(dtype: str, ternary: Path, one: Path) -> None:
-    model = load(ternary, device="cpu", dtype=dtype)
+def test_what_was_told_is_what_a_run_takes(dtype: str, quantized: Path, one: Path) -> None:
+    model = load(quantized, device="cpu", dtype=dtype)
     result = model_info(model)
     assert model.runner.residency.bytes == {}
     model.answer(one, "hi", max_tokens=2)
@@ -363,16 +357,16 @@ def test_every_option(mtmd: Any) -> None:
     ].endswith("chat_template.jinja")
 
 
-def test_mistakes_are_one_line(mtmd: Any, tmp_path: Path, ternary: Path) -> None:
+def test_mistakes_are_one_line(mtmd: Any, tmp_path: Path, quantized: Path) -> None:
     assert "found no such file or folder" in mtmd("info", tmp_path / "none").refused()
     assert "expected no more arguments" in mtmd("info", DEMO_MODEL, DEMO_MODEL).refused()
     assert (
         "has its own; give it with a GGUF file only"
-        in mtmd("info", DEMO_MODEL, "--mmproj", ternary).refused()
+        in mtmd("info", DEMO_MODEL, "--mmproj", quantized).refused()
     )
     assert (
         "is a projector, which sees and does not write"
-        in mtmd("info", ternary.with_name("mmproj.gguf")).refused()
+        in mtmd("info", quantized.with_name("mmproj.gguf")).refused()
     )
 
 
