@@ -95,6 +95,9 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
         "encode_ms",
         "prefill_ms",
         "decode_ms",
+        "kv_type",
+        "kv_bytes",
+        "adapters",
         "device",
         "queued_ms",
         "reused_tokens",
@@ -186,6 +189,13 @@ EFFECTS: dict[str, tuple[tuple[object, ...], Seen]] = {
         ("--weights", "Q8_0"),
         lambda got, _: got["receipt"]["model_notes"][0].endswith("to Q8_0"),
     ),
+    "--kv-type": (
+        ("--kv-type", "q8_0"),
+        lambda got, plain: (
+            got["receipt"]["kv_type"] == "q8_0"
+            and got["receipt"]["kv_bytes"] < plain["receipt"]["kv_bytes"]
+        ),
+    ),
     "--flash-attn": (
         ("--device", "cpu", "--flash-attn", "off"),
         lambda got, plain: (
@@ -242,6 +252,7 @@ def options_of(verb: str) -> set[str]:
 VIDEOS = {"--fps", "--max-frames", "--from", "--to"}  # tests/mtmd/prompt/test_videos.py
 # tests/mtmd/ranks, tests/mtmd/loaded/fitting
 RANKS = {"--tp", "--tensor-split", "--no-kv-offload", "--split", "--fit"}
+LORA = {"--lora", "--adapter"}  # tests/mtmd/checkpoint/test_adapters.py, tests/families
 THINKING = {"--think", "--think-budget", "--chat-template-kwargs"}  # tests/mtmd/thinking
 IN_TEST_GGUF = {
     "--mmproj",
@@ -265,6 +276,7 @@ def test_every_option_of_describe_is_tried_here() -> None:
         "--sampling",  # these in tests/mtmd/checkpoint/test_sampling.py and service/test_service.py
         "--stop-repeating",
         *THINKING,
+        *LORA,
         *IN_TEST_GGUF,
         "--memory-limit",  # tests/mtmd/loaded/test_memory_admission.py
         "--isolate",  # tests/mtmd/test_isolate.py
@@ -375,6 +387,8 @@ def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
         "--preprocess",
         "--memory-limit",
         "--speculate",
+        "--kv-type",
+        *LORA - {"--adapter"},
         *RANKS,
         *IN_TEST_GGUF - {"--detail"},
     }
