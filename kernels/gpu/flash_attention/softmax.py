@@ -31,13 +31,28 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def fold(state, q, block, mask_rows, n, end, limits, s, C: tl.constexpr, COMPARE: tl.constexpr):
+def fold(
+    state,
+    q,
+    block,
+    mask_rows,
+    n,
+    end,
+    limits,
+    s,
+    C: tl.constexpr,
+    COMPARE: tl.constexpr,
+    first=None,
+):
     """One block of keys, numbered n, into the running m, z, o. block: keys, where their rows lie,
     values, where theirs do. limits: the first and the last key that each row sees; without COMPARE
-    all rows see all of these keys.
+    all rows see all of these keys. Keys before `first`, if any, and from `end` on are seen by no
+    row and are not read: a weight of zero would not keep out what is no number.
     """
     k, k_rows, v, v_rows = block
     there = n < end
+    if first is not None:
+        there = there & (n >= first)
     x = scores(q, k, k_rows, there, COMPARE, False, C)
     if C.CAP or C.MASK:
         x *= s.scale

@@ -8,7 +8,9 @@ Row s of a sequence's past lies in the cache at pages[s / SIZE] * SIZE + s % SIZ
 query heads of a group, and walks from the first to the last key that one of them sees: under a
 window, over the window alone. Blocks are numbered so that sequence i begins with block
 starts[i] / TOKENS + i (TOKENS = ROWS / GROUP), which leaves at most one of each sequence without
-work; a program finds its sequence by binary search, and nothing has to be known on the host.
+work; a program finds its sequence by binary search, and nothing has to be known on the host. Keys
+that no row of it sees are not read, though they lie in the same block of keys: what is no number in
+pages of a neighbour, or in freed ones, reaches nobody else.
 
 **Keys are always shared out**, as in flash-decoding, by `splits` programs for each block: a number
 of the launch, not of the compiled program, that depends on shapes alone, so that a recorded launch
@@ -119,7 +121,8 @@ def paged_attention_kernel(p, s, S, keys, H, splits, C: tl.constexpr):
         k_from = head.to(tl.int64) * s.row_head
         m, z, o1, o2 = empty_state(C)
 
-        begin = tl.min(tl.where(lo <= hi, lo, keys), 0) // KEYS * KEYS
+        first_seen = tl.min(tl.where(lo <= hi, lo, keys), 0)
+        begin = first_seen // KEYS * KEYS
         end = tl.max(tl.where(lo <= hi, hi, -1), 0) + 1
         if C.SPLIT:
             # In whole blocks: the last parts may be shorter, or empty with begin at or behind end.
@@ -147,7 +150,8 @@ def paged_attention_kernel(p, s, S, keys, H, splits, C: tl.constexpr):
             n = start + tl.arange(0, KEYS)
             k_rows = k_from + _locations(p.pages, n, n < end, C.SIZE) * s.row_step
             of_keys = p.cache, k_rows, p.cache, k_rows + s.v_from
-            m, z, o1, o2 = fold((m, z, o1, o2), q, of_keys, k_rows, n, end, limits, s, C, True)
+            state = m, z, o1, o2
+            m, z, o1, o2 = fold(state, q, of_keys, k_rows, n, end, limits, s, C, True, first_seen)
 
         if p.cache.dtype.element_ty == tl.uint8:
             o1, o2 = _rotated(o1, o2, p.q.dtype.element_ty == tl.float32, C)
