@@ -33,7 +33,7 @@ def _head(report: Prediction) -> Iterator[str]:
     yield from _wrapped(
         f"{report.model} on {card.name}: {card.title}, {card.target}, {report.dtype}"
     )
-    if report.kv is not None:
+    if report.kv is not None and report.kv.type != report.dtype:
         yield from _wrapped(kv_text(report.kv, report.dtype))
     if card.gb_per_s is not None and card.tflops_16 is not None:
         yield from _wrapped(
