@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 from backtracking import EXPONENT_MAX, STEPS_MAX, Matcher, growth
 
+from mtmd.checkpoint.ollama_layout import _LAYOUTS
 from mtmd.llm.tokenizer import pretokenizers
 from mtmd.llm.tokenizer.control_tokens import _Spellings
+from mtmd.options.adapters import _NAME
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("kernels", "clip", "llm", "mtmd", "web")
@@ -69,6 +71,10 @@ MADE = {
     ("mtmd/prompt/bridge.py", "f\"({'|'.join(map(re.escape, markers))})\""): [
         r"(<\|vision_start\|><\|video_pad\|><\|vision_end\|>|<\|video_pad\|>|<\|image_pad\|>)",
     ],
+    ("mtmd/checkpoint/ollama_layout.py", "pattern"): [
+        pattern for layout in _LAYOUTS.values() for pattern, _ in layout.renamed
+    ],
+    ("mtmd/options/adapters.py", "_NAME"): [_NAME],
     ("clip/image/quiet.py", "_MODULES"): "a name, to find a filter by; nothing is matched",
 }  # fmt: skip
 ADVICE = (

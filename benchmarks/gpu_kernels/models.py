@@ -84,8 +84,12 @@ class Decoding:
         return Subject(
             None,
             self.shape,
-            self.weights,
-            LoadOptions(device=self.setting.device, dtype="bf16", parallel=max(BATCHES)),
+            LoadOptions(
+                device=self.setting.device,
+                dtype="bf16",
+                weights=self.weights,
+                parallel=max(BATCHES),
+            ),
             prompt=self.prompt,
             resolution=SIDE,
             images=0,
@@ -185,8 +189,7 @@ class Encoding:
         self.subject = Subject(
             None,
             self.shape,
-            weights,
-            LoadOptions(device=setting.device, dtype="bf16"),
+            LoadOptions(device=setting.device, dtype="bf16", weights=weights),
             prompt=64,
             resolution=self.side,
             images=1,
@@ -329,7 +332,7 @@ def predicted(shape: str, weights: str, subject: Any, setting: Setting) -> Predi
         card.name,
         None,
         shape,
-        weights,
+        weights=weights,
         dtype=options.dtype,
         context=options.context,
         parallel=options.parallel,

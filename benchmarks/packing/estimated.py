@@ -48,7 +48,7 @@ def launch_ms(plan: Plan, target: Target, card: Card) -> float:
 
 def compare(name: str, card_name: str) -> None:
     card = find_card(card_name)
-    model = subject_of(card_name, None, name, None)
+    model = subject_of(card_name, None, name)
     encoder, target = model.encoder, model.backends[0]
     assert encoder is not None and encoder.strip is not None and isinstance(target, Target)
     strip = encoder.strip

@@ -26,7 +26,7 @@ _PEFT = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+)\.lora_"
     r"(?:(?P<matrix>[AB])\.weight|embedding_(?P<table>[AB])|(?P<magnitude>magnitude_vector)(?:\.weight)?)"
 )
-_NESTED = re.compile(r"(\.base_layer)+$")
+_NESTED = ".base_layer"
 _MODULE, _COPY = re.compile(r"^base_model\.model\."), ".base_layer.weight"
 _GGUF = re.compile(r"(?P<weight>.+)\.lora_(?P<matrix>[ab])")
 # Settings of PEFT that say what else an adapter computes, and the value with which it does not.
@@ -147,7 +147,10 @@ def _open_peft(folder: Path) -> AdapterFile:
         a, b = _both(where, module, *(names.get(key) for key in keys))
         (r, k), (n, r_too) = _matrix(where, file, a), _matrix(where, file, b)
         shape = (k, n) if embedding else (n, k)
-        owner = _NESTED.sub("", module)
+        end = len(module)
+        while module.endswith(_NESTED, 0, end):
+            end -= len(_NESTED)
+        owner = module[:end]
         if among := _experts(owner, targets):
             rank = scales.rank(owner)
             _rank(where, module, r, r_too, max(r // rank, 1) * rank)
@@ -248,9 +251,10 @@ def _number(config: Settings, key: str, value: Any) -> float:
     return float(value)
 
 
-def _patterns(patterns: Settings) -> list[tuple[re.Pattern[str], float]]:
-    """Regular expressions for the ends of modules' names, as PEFT matches them: written out as
-    texts where they are plain names, since files of others may hold ones that never end.
+def _patterns(patterns: Settings) -> list[tuple[str, bool, float]]:
+    """Names of modules, whether they are whole or may be the end of one, and a value for each: what
+    PEFT's regular expressions mean where they are plain names. Others are refused, since files may
+    hold ones that never end.
     """
     if len(patterns.values) > MAX_PATTERNS:
         raise ModelError(f"{patterns.where}: found {len(patterns.values)} patterns")
@@ -262,14 +266,19 @@ def _patterns(patterns: Settings) -> list[tuple[re.Pattern[str], float]]:
                 f"{patterns.where}: {text!r:.60} is no name of a module; expected names such as "
                 "model.layers.0.self_attn.q_proj"
             )
-        before = "" if text.startswith("^") else r"(.*\.)?"
-        number = _number(patterns, text, value)
-        result.append((re.compile(before + re.escape(plain)), number))
+        result.append((plain, text.startswith("^"), _number(patterns, text, value)))
     return result
 
 
-def _matching(patterns: list[tuple[re.Pattern[str], float]], module: str, default: float) -> float:
-    return next((value for pattern, value in patterns if pattern.fullmatch(module)), default)
+def _matching(patterns: list[tuple[str, bool, float]], module: str, default: float) -> float:
+    return next(
+        (
+            value
+            for name, whole, value in patterns
+            if module == name or (not whole and module.endswith(f".{name}"))
+        ),
+        default,
+    )
 
 
 def _open_gguf(path: Path) -> AdapterFile:

@@ -41,12 +41,15 @@ def test_an_encoders_layer_takes_at_most(launches: ModuleType, shape: str) -> No
     assert result.launches - len(result.layers) * ENCODERS[shape] <= OUTSIDE
 
 
-@pytest.mark.parametrize("weights", ["BF16", "Q4_K_M"])
-def test_layers_with_the_delta_rule_and_experts(launches: ModuleType, weights: str) -> None:
+# In Q4_K_M half of the layers have matrices of two types, which are not read in one launch.
+@pytest.mark.parametrize(("weights", "maximum"), [("BF16", 20), ("Q4_K_M", 22)])
+def test_layers_with_the_delta_rule_and_experts(
+    launches: ModuleType, weights: str, maximum: int
+) -> None:
     target = Target("cuda:90")
     plan = launches.plans(launches.model_on(target, "qwen3-next-80b-a3b", weights))["decode"]
     result = launches.counted(plan, target)
-    assert max(result.layers) <= 20 and result.launches <= 48 * 20 + 12
+    assert max(result.layers) <= maximum and result.launches <= 48 * maximum + 12
 
 
 def test_one_by_one_and_rewritten(

@@ -101,7 +101,7 @@ def test_a_warm_up_makes_what_is_foreseen_ready(
     """The same programs as for a card of that architecture that is not here; and of those that were
     given it is told how many are among them.
     """
-    subject = subject_of("cuda:90", None, None, None, parallel=1, context=256)
+    subject = subject_of("cuda:90", None, None, parallel=1, context=256)
     given = subject.encoder, subject.runner, subject.loaded.limits
     predicted = foreseen_programs(*given)
     compiled: list[Any] = []
