@@ -30,7 +30,7 @@ def render(report: WarmupFacts, columns: int | None = None) -> str:
     """Render in lines of `columns` characters at most, None for as long as they are."""
     wide = columns is None or columns >= NARROW
     parts = (
-        *(_head, _result, _fit, _layers, _flash, _vision_attention, _preprocessing),
+        *(_head, _result, _kv, _fit, _layers, _flash, _vision_attention, _preprocessing),
         *(_speculation, _adapters, _warnings, _untried, _ranks, _programs, _dequantized, _graphs),
     )
     lines = [line.rstrip() for part in parts for line in part(report)]
@@ -60,9 +60,13 @@ def _head(report: WarmupFacts) -> Iterator[str]:
     yield f"mtmd warm-up: {report.model} on {report.device} ({report.device_name}), {report.dtype}"
     if report.weights:
         yield report.weights
+    yield ""
+
+
+def _kv(report: WarmupFacts) -> Iterator[str]:
     if report.kv is not None:
         yield kv_text(report.kv, report.dtype)
-    yield ""
+        yield ""
 
 
 def kv_text(kv: KVFacts, dtype: str) -> str:

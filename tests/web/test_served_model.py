@@ -19,21 +19,26 @@ from mtmd.web.models.choice import OneModel
 from mtmd.web.served_model import ServedModel
 
 
+def _service(name: str) -> SimpleNamespace:
+    """What is known of a model without adapters."""
+    return SimpleNamespace(name=name, checkpoint_facts=SimpleNamespace(adapters=()))
+
+
 @pytest.mark.parametrize("name", ["demo model", "demo"])
 def test_the_demo_model_answers_to_both_of_its_names(name):
     """`describe(p, model="demo")` works, and the README's client says "demo model"."""
-    served = ServedModel(SimpleNamespace(name=name))
+    served = ServedModel(_service(name))
     assert served.answers_to("demo") and served.answers_to("demo model")
     assert served.called("demo") == "demo" and served.called(None) == served.called("x") == name
     assert served.names == (name,), "lists show it once"
-    other = ServedModel(SimpleNamespace(name="other"))
+    other = ServedModel(_service("other"))
     assert not other.answers_to("demo") and not served.answers_to("demos")
 
 
 def test_who_asks_for_another_is_told_how_it_may_be_let_in():
     expected = r"did you mean 'gemma-3'\? this server has .* --alias NAME and --any-model"
     with pytest.raises(ApiError, match=expected) as reported:
-        OneModel(ServedModel(SimpleNamespace(name="gemma-3"))).choose("gemma3")
+        OneModel(ServedModel(_service("gemma-3"))).choose("gemma3")
     assert reported.value.status == 404
 
 

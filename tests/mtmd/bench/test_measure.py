@@ -95,20 +95,7 @@ def point(**changed):
 
 def test_one_axis_is_varied_at_a_time_and_each_point_comes_once():
     plan = Plan(
-        None,
-        None,
-        "BF16",
-        (512, 1024),
-        (1,),
-        (256, 256),
-        (1, 4),
-        (),
-        (0, 1),
-        8,
-        3,
-        "auto",
-        False,
-        "",
+        None, None, (512, 1024), (1,), (256, 256), (1, 4), (), (0, 1), 8, 3, "auto", False, ""
     )
     points = dict(plan.points())
     assert list(points) == [point(), point(resolution=1024), point(batch=4), point(load=1)]

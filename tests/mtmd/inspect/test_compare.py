@@ -379,7 +379,7 @@ def test_every_option(mtmd: Any) -> None:
     options = {word.rstrip(",") for line in lines for word in line.split() if word.startswith("--")}
     sides = {
         f"--{name}-{s}"
-        for name in ("mmproj", "dtype", "device", "flash-attn", "chat-template")
+        for name in ("mmproj", "dtype", "device", "flash-attn", "chat-template", "kv-type")
         for s in "ab"
     }
     assert options == {
@@ -413,6 +413,7 @@ def test_every_option(mtmd: Any) -> None:
         "--vision-attention",
         "--preprocess",
         "--lora",
+        "--kv-type",
         "--weights",
         *sides,
     }

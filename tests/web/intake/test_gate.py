@@ -33,6 +33,8 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("GET", "/api/last"): (Body.NOTHING, Work.QUICK),
     ("POST", "/api/pages"): (Body.PICTURE, Work.ANSWER),
     ("GET", "/api/images/<sha256>/small"): (Body.NOTHING, Work.DOWNLOAD),
+    ("GET", "/lora-adapters"): (Body.NOTHING, Work.QUICK),
+    ("POST", "/lora-adapters"): (Body.JSON, Work.QUICK),
     ("GET", "/props"): (Body.NOTHING, Work.QUICK),
     ("GET", "/warmup"): (Body.NOTHING, Work.QUICK),
     ("GET", "/metrics"): (Body.NOTHING, Work.QUICK),
