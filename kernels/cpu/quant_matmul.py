@@ -70,17 +70,11 @@ def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str
     return out.view(*x.shape[:-1], len(w))
 
 
-def workspace(
-    x: Type,
-    w: Type,
-    bias: Type | None = None,  # noqa: ARG001
-    *,
-    quant: str,
-) -> int:
+def workspace(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> int:
     """Bytes beyond the result."""
     width = x.shape[-1]
     rows, outer = x.count // max(width, 1), w.shape[0]
-    copied = 0 if x.is_contiguous else x.bytes
+    copied = sum(t.bytes for t in (x, w, bias) if t is not None and not t.is_contiguous)
     if _by_tiles(quant, rows, outer, width, x.dtype):
         from mtmd.kernels.cpu.tiled import few_rows, team
 
@@ -145,9 +139,10 @@ def _few(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) -> 
     _call(kernel.prepare.address, first_args, 0, rows, 0)
     shares, size = _shares(outer * width), kernel.scratch(width)
     scratch = torch.empty(shares * size, dtype=torch.uint8)
+    added = None if bias is None else bias.contiguous()  # a copy has to outlive the calls
     args = (
         *(prepared.data_ptr(), stride, w.data_ptr(), w.shape[1], out.data_ptr(), outer, width),
-        *(rows, 0 if bias is None else bias.contiguous().data_ptr(), 0, 0, outer),
+        *(rows, 0 if added is None else added.data_ptr(), 0, 0, outer),
     )
 
     def share(index: int, first: int, last: int) -> None:

@@ -83,6 +83,14 @@ def test_leading_dimensions_strides_and_no_rows(rows):
     assert quant_matmul.quant_matmul(x[:, :0], w, quant="Q4_0").shape == (3, 0, 5)
 
 
+@pytest.mark.parametrize("rows", [2, 40])
+@pytest.mark.usefixtures("poisoned")
+def test_a_bias_with_strides_is_read_while_its_copy_lives(rows):
+    w, x, bias = random_blocks("Q4_0", 5, 64), values(rows, 64), values(10, seed=1)[::2]
+    result = quant_matmul.quant_matmul(x, w, bias, quant="Q4_0")
+    assert nmse(result, x, w, bias, "Q4_0") <= 1e-8
+
+
 @pytest.mark.parametrize("rows", [1, 40])
 def test_threads_and_buffers_share_a_weight_without_changing_its_product(rows, monkeypatch):
     w, x = random_blocks("Q6_K", 101, 512), values(rows, 512)
