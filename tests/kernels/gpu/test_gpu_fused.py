@@ -76,7 +76,7 @@ STARTS, OPTIONS = of(2, dtype=torch.int64), {"size": 32, "scale": 0.1}
     ("changed", "words"),
     [
         ({0: of(1, 2, 4, 64, dtype=torch.float64)}, "q is fp64"),
-        ({1: of(2, 64, 2, 64, dtype=bf16)}, "the cache is bf16"),
+        ({1: of(2, 64, 2, 64, dtype=torch.float64)}, "the cache is fp64"),
         ({0: of(1, 2, 4, 8), 1: of(2, 64, 2, 8)}, "head size 8; the kernel takes 16 to 512"),
         ({0: Type((1, 2, 4, 64), f32, (512, 256, 1, 4))}, "stride 1 in the last"),
         ({1: Type((2, 64, 2, 64), f32, (1, 2, 128, 256))}, "the cache has strides"),
@@ -152,7 +152,7 @@ EXPERTS = [of(3, 64), of(3, 8), of(8, 32, 64), of(8, 32, 64), of(8, 64, 32)]
         ({2: Type((8, 32, 64), f32, (1, 8, 256))}, {}, "gate has strides"),
         ({1: Type((3, 8), f32, (1, 3))}, {}, "the router has strides"),
         ({1: of(3, 2000)}, {}, "2 of 2000 experts"),
-        ({2: of(8, 32, 34, dtype=torch.uint8)}, {"gate_quant": "IQ1_S"}, "gate is IQ1_S"),
+        ({2: of(8, 32, 34, dtype=torch.uint8)}, {"gate_quant": "IQ9_X"}, "gate is IQ9_X"),
         ({0: of(2**23, 64), 1: of(2**23, 8)}, {}, "below 2^24 choices"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
@@ -210,8 +210,8 @@ def test_others_that_are_refused():
         add_layer_norm.KERNEL.run(x, x, torch.ones(9), eps=1e-6)
     assert "up is bf16" in str(gated.SILU_MUL.rejects(of(3, 9), of(3, 9, dtype=bf16)))
     tokens, table = of(3, dtype=torch.int64), of(9, 34, dtype=torch.uint8)
-    assert "the table is IQ1_S" in str(
-        embed.KERNEL.rejects(tokens, table, quant="IQ1_S", dtype="bf16")
+    assert "the table is IQ9_X" in str(
+        embed.KERNEL.rejects(tokens, table, quant="IQ9_X", dtype="bf16")
     )
     assert "tokens has strides" in str(
         embed.KERNEL.rejects(Type((3,), torch.int64, (2,)), table, quant="Q8_0", dtype="bf16")
