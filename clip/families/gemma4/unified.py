@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from mtmd.clip.blocks import checkpoint_names
-from mtmd.clip.families.gemma4.vision import SIZES, USUAL, read_video
-from mtmd.clip.grids import Cells, Grids, OneGrid, grid_positions
+from mtmd.clip.families.gemma4.vision import SIZES, USUAL, embedded_locations, read_video
+from mtmd.clip.grids import Cells, Grids, OneGrid
 from mtmd.clip.image.pixels import gguf_image
 from mtmd.clip.resolution.fixed_area import FixedArea, read_fixed_area
 from mtmd.clip.resolution.resolution import ImagePlan
@@ -104,29 +104,9 @@ class Gemma4Unified:
         x = ops.patches(tiles, size=self.side, name="v.patches")
         x = w.layer_norm(x, "v.patch_norm.1", NORM_EPS)
         x = w.layer_norm(w.linear(x, "v.patch_embd", bias=True), "v.patch_norm.2", NORM_EPS)
-        x = ops.add(x, self._embedded_locations(grids, w), name="v.patch_embd.placed")
+        x = ops.add(x, embedded_locations(grids, w, self.locations), name="v.patch_embd.placed")
         x = w.layer_norm(x, "v.patch_norm.3", NORM_EPS)
         return w.linear(ops.rms_norm(x, eps=self.eps, name="mm.norm"), "mm.input_projection")
-
-    def _embedded_locations(self, grids: Grids, w: Weights) -> Node:
-        """Return what stands in the table for each patch's column, and, `locations` further down,
-        for its row
-
-        -> [P, C]
-        """
-
-        def of(rows: int, columns: int) -> torch.Tensor:
-            row, column = grid_positions(rows, columns)
-            return torch.stack((column, row + self.locations))
-
-        count = grids.patches
-        at = grids.of_patches("inp.place_rows", of, 2, flat=True)
-        both = ops.embed(at, w.tensor("v.position_embd.weight"), name="v.position_embd")
-        column, row = (
-            ops.rows(both, start=start, stop=start + count, name=f"v.position_embd.{start}")
-            for start in (0, count)
-        )
-        return ops.add(column, row, name="v.position_embd.sum")
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:

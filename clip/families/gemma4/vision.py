@@ -107,31 +107,11 @@ class Gemma4Vision:
         angles = ops.rope_table(locations, rotary=self.tower.rotary, name="v.angles")
         x = ops.scale(tiles, factor=2.0, offset=-1.0, name="v.pixels")
         x = ops.patch_embed(x, w.tensor("v.patch_embd.weight"), name="v.patch_embd")
-        x = ops.add(x, self._embedded_locations(grids, w), name="v.patch_embd.placed")
+        x = ops.add(x, embedded_locations(grids, w, self.locations), name="v.patch_embd.placed")
         for layer in range(self.tower.layers):
             x = self.tower.block(x, layer, angles, w, attention=attention, bounds=grids.segments)
         x = ops.rms_norm(self._pooled(x, grids.shape, w), eps=self.tower.eps, name="mm.norm")
         return w.linear(x, "mm.input_projection")
-
-    def _embedded_locations(self, grids: Grids, w: Weights) -> Node:
-        """Return what stands in the tables for each patch's column, and, `locations` further down,
-        for its row
-
-        -> [P, C]
-        """
-
-        def of(rows: int, columns: int) -> torch.Tensor:
-            row, column = grid_positions(rows, columns)
-            return torch.stack((column, row + self.locations))
-
-        count = grids.patches
-        at = grids.of_patches("inp.place_rows", of, 2, flat=True)
-        both = ops.embed(at, w.tensor("v.position_embd.weight"), name="v.position_embd")
-        column, row = (
-            ops.rows(both, start=start, stop=start + count, name=f"v.position_embd.{start}")
-            for start in (0, count)
-        )
-        return ops.add(column, row, name="v.position_embd.sum")
 
     def _pooled(self, x: Node, grid: tuple[int, int], w: Weights) -> Node:
         """Averages of neighbours times sqrt(C), standardized in fp32, for large numbers cancel
@@ -167,6 +147,27 @@ def to_gguf(family: Gemma4Vision) -> GgufTower:
         family.tower, image_size=224, patch=family.patch, text_width=family.text_width
     )
     return GgufTower("gemma4v", keys | {"vision.projector.scale_factor": family.pool})
+
+
+def embedded_locations(grids: Grids, w: Weights, locations: int) -> Node:
+    """Return what stands in the table for each patch's column, and, `locations` further down, for
+    its row
+
+    -> [P, C]
+    """
+
+    def of(rows: int, columns: int) -> torch.Tensor:
+        row, column = grid_positions(rows, columns)
+        return torch.stack((column, row + locations))
+
+    count = grids.patches
+    at = grids.of_patches("inp.place_rows", of, 2, flat=True)
+    both = ops.embed(at, w.tensor("v.position_embd.weight"), name="v.position_embd")
+    column, row = (
+        ops.rows(both, start=start, stop=start + count, name=f"v.position_embd.{start}")
+        for start in (0, count)
+    )
+    return ops.add(column, row, name="v.position_embd.sum")
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
