@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from random import Random
 from typing import Any
 
@@ -18,7 +19,7 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.quant_matmul.cases import KINDS, random_blocks
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS, rope_table
-from mtmd.kernels.quantization.blocks import BLOCKS
+from mtmd.kernels.quantization.blocks import BLOCKS, dequantize
 from mtmd.kernels.quantization.kv_rows import ROW_TYPES, quantize_rows
 
 SIZES = (1, 2, 3, 5, 7, 13, 17, 31, 33)  # awkward on purpose
@@ -383,9 +384,19 @@ def _activated(d: Draw, outer: int, attrs: dict[str, Any]) -> Case:
     if d.maybe():
         kind, w = d.blocks(outer)
         width = w.shape[1] // BLOCKS[kind].bytes * BLOCKS[kind].values
-        # Of gated units, whose numbers are products of two, none is too large for fp16.
-        return [d.values(*lead, d.size(), width).mul_(0.05), w, bias], attrs | {"quant": kind}
+        x = d.values(*lead, d.size(), width).mul_(_scale_to_one(width, (w, kind)))
+        return [x, w, bias], attrs | {"quant": kind}
     return [d.values(*lead, d.size(), width), d.values(outer, width).mul_(0.2), bias], attrs
+
+
+def _scale_to_one(width: int, *weights: tuple[Tensor, str]) -> float:
+    """What to multiply normal values by for their products with these blocks to be about 1, on the
+    geometric mean. The weights of one type are a thousand times those of another, and gated units
+    are products of two: in fp16 they would overflow, or lie below 2^-14, where it has fewer bits
+    and NMSE tells nothing.
+    """
+    sizes = [float(dequantize(w, kind).square().mean().sqrt()) for w, kind in weights]
+    return float(prod(sizes) ** (-1 / len(sizes)) * width**-0.5)
 
 
 def _patch_embed(d: Draw) -> Case:
@@ -696,12 +707,13 @@ def _moe(d: Draw) -> Case:
         random_blocks(kind, experts * 256, 256, seed).view(experts, 256, -1)
         for kind, seed in zip(kinds.values(), seeds, strict=True)
     ]
+    gate_and_up = list(zip(tables, kinds.values(), strict=True))[:2]
     return [
-        d.values(tokens, 256).mul_(0.01),
+        d.values(tokens, 256).mul_(_scale_to_one(256, *gate_and_up)),
         router,
         *tables,
         *shares,
-    ], attrs | kinds  # so that fp16 can hold the products
+    ], attrs | kinds
 
 
 MAKERS: dict[str, Callable[[Draw], Case]] = {
