@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from math import prod
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.op import CALLS_SAVED
+from mtmd.kernels.quantization.kv_rows import BLOCK, ROW_TYPES, blocks_of
 
-# Times a node's operands and result: no op's own tensors take more than half of that
+# Times what a node reads and makes: no op's own tensors take more than half of that
 # (tests/kernels/plan/test_free_memory.py).
 ROUGH = 8
 
@@ -66,13 +68,28 @@ def reference_workspace(node: Node, exact: bool = True) -> int:
     if count is not None:
         return count(node)
     if not exact:
-        return ROUGH * (node.type.bytes + sum(i.type.bytes for i in node.operands))
+        return ROUGH * plain_bytes(node)
     return _workspace(
         node.op,
         tuple(i and i.type for i in node.inputs),
         tuple(node.attrs.items()),
         0 if node.alias else node.type.bytes,
     )
+
+
+def plain_bytes(node: Node) -> int:
+    """Bytes of a node's operands and result, and of the heads that it reads from a quantized cache
+    or writes there, filled up to whole blocks, as codes and as numbers of 32 bits: what is stored
+    is a quarter of either or less, and of a short head nearly all is filling. The matrix they are
+    rotated by is made by whoever comes first.
+    """
+    size = node.type.bytes + sum(i.type.bytes for i in node.operands)
+    if node.attrs.get("quant") in ROW_TYPES:
+        written = node.inputs[1] if OPS[node.op].writes_first else None
+        heads = written.type if written is not None else node.type
+        filled = BLOCK * blocks_of(heads.shape[-1]) * prod(heads.shape[:-1])
+        size += 4 * (2 * filled + BLOCK**2)
+    return size
 
 
 @functools.lru_cache(maxsize=CALLS_SAVED)

@@ -14,8 +14,8 @@ from op_cases import MAKERS, draw, node_of
 from random_graphs import Source, transformer
 
 from mtmd.kernels.backends import Cpu, Reference
-from mtmd.kernels.backends.reference import ROUGH
-from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.backends.reference import ROUGH, plain_bytes
+from mtmd.kernels.graph import Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan import free_memory
 from mtmd.kernels.plan.flash_choice import AttentionForm
@@ -132,10 +132,6 @@ def test_a_gpu_has_what_torch_keeps_unused(monkeypatch: pytest.MonkeyPatch) -> N
     assert free_memory.free_bytes(SimpleNamespace(device=torch.device("cuda:1"))) == 7 * GB  # type: ignore[arg-type]
 
 
-def operands(node: Node) -> int:
-    return node.type.bytes + sum(i.type.bytes for i in node.operands)
-
-
 @pytest.mark.parametrize("backend", [Cpu(), Reference()], ids=lambda b: b.name)
 @pytest.mark.parametrize("op", MAKERS)
 def test_no_op_takes_as_much_on_the_way_as_the_first_guess(op: str, backend: Any) -> None:
@@ -147,7 +143,7 @@ def test_no_op_takes_as_much_on_the_way_as_the_first_guess(op: str, backend: Any
             # The others are made for devices alone whose own kernels run them, with nothing beside.
             or (op in ("matmul", "matmul_gated", "matmul_gelu") and "quant" in node.attrs)
         )
-        assert counts_itself or backend.workspace(node) <= ROUGH / 2 * operands(node)
+        assert counts_itself or backend.workspace(node) <= ROUGH / 2 * plain_bytes(node)
 
 
 @pytest.mark.parametrize(
