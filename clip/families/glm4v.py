@@ -198,7 +198,7 @@ def to_gguf(family: Glm4Vision) -> GgufTower:
         image_size=family.side * patch,
         patch=patch,
         text_width=family.text_width,
-        ffn=family.merger,
+        ffn=family.ffn if family.ocr else family.merger,
     )
     return GgufTower("glm4v", keys | {"use_silu": True, "vision.spatial_merge_size": merge})
 
