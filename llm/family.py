@@ -181,7 +181,7 @@ def gguf_of(text: TextFamily, where: str) -> tuple[str, dict[str, Any], dict[str
         written["tokenizer.ggml.padding_token_id"] = described.pad
     names = frozenset(text.parameters()) | added.keys()
     metadata = {**written, f"{architecture}.vocab_size": text.vocabulary}
-    read = gguf_text_family(architecture, metadata, names, where)
+    read = gguf_text_family(architecture, metadata, names, where, described.projector)
     if differing := _differing(text, read, divided=divisors is not None):
         raise ModelError(
             f"{where}: a GGUF of architecture {architecture} does not say {differing}; expected "

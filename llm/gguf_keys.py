@@ -17,7 +17,8 @@ from mtmd.llm.experts import Experts
 class GgufText:
     """A decoder as GGUF describes it: general.architecture, the keys below its name, and the
     rotary embedding whose keys and divisors come on top; the token that pads, where it matters;
-    and what of it such a file cannot have, "" where it can all be said.
+    what of it such a file cannot have, "" where it can all be said; and the type of the projector
+    that says the rest, where one does.
     """
 
     architecture: str
@@ -25,6 +26,7 @@ class GgufText:
     rotary: Rotary
     pad: int | None = None
     refused: str = ""
+    projector: str | None = None
 
 
 class Decoder(Protocol):

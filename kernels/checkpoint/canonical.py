@@ -211,11 +211,12 @@ class CanonicalWeights:
 
     def as_gguf(self) -> CanonicalWeights:
         """The same in the names and layouts in which a GGUF is written: the first of each
-        parameter's ways.
+        parameter's ways. Raises ModelError for a tensor that nothing here says how to make.
         """
-        parameters: dict[str, Parameter] = {}
+        parameters, needed = dict[str, Parameter](), set[str]()
         for name, parameter in self._parameters.items():
             way, stored = next(parameter.ways(name, canonical=True)), self._stored[name]
+            needed.update(way.names)
             if way.convert is None:
                 (theirs,) = way.names
                 parameters[theirs] = Parameter(way.shape, (), others=(stored,))
@@ -227,6 +228,11 @@ class CanonicalWeights:
                     convert = partial(_inverted, stored.convert, way.invert, index)
                     other = Stored(stored.names, stored.shape, convert)
                     parameters.setdefault(theirs, Parameter(way.shape, (), others=(other,)))
+        if missing := sorted(needed - parameters.keys()):
+            raise ModelError(
+                f"{self._where}: tensor {missing[0]} of a GGUF cannot be made of this checkpoint; "
+                "use the model in safetensors"
+            )
         return CanonicalWeights(self._file, parameters, self._where)
 
     @property

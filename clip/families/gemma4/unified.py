@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mtmd.clip.blocks import checkpoint_names
+from mtmd.clip.blocks import GgufTower, checkpoint_names
 from mtmd.clip.families.gemma4.vision import SIZES, USUAL, embedded_locations, read_video
 from mtmd.clip.grids import Cells, Grids, OneGrid
 from mtmd.clip.image.pixels import gguf_image
@@ -67,7 +67,14 @@ class Gemma4Unified:
                 sources=_names("pos_embedding"),
                 stored=(self.locations, 2, width),
                 convert=_by_axis,
-                gguf=(Stored(("v.position_embd.weight",), (2, self.locations, width), _joined),),
+                gguf=(
+                    Stored(
+                        ("v.position_embd.weight",),
+                        (2, self.locations, width),
+                        _joined,
+                        invert=lambda table: (table.unflatten(0, (2, -1)),),
+                    ),
+                ),
             ),
             "mm.input_projection.weight": Parameter(
                 (self.text_width, width),
@@ -107,6 +114,21 @@ class Gemma4Unified:
         x = ops.add(x, embedded_locations(grids, w, self.locations), name="v.patch_embd.placed")
         x = w.layer_norm(x, "v.patch_norm.3", NORM_EPS)
         return w.linear(ops.rms_norm(x, eps=self.eps, name="mm.norm"), "mm.input_projection")
+
+
+def to_gguf(family: Gemma4Unified) -> GgufTower:
+    """Return the keys of a GGUF that say the same: those of a transformer without blocks."""
+    keys = {
+        "vision.block_count": 0,
+        "vision.embedding_length": family.width,
+        "vision.feed_forward_length": 0,
+        "vision.attention.head_count": 0,
+        "vision.attention.layer_norm_epsilon": family.eps,
+        "vision.image_size": 224,  # not read
+        "vision.patch_size": family.side // POOL,
+        "vision.projection_dim": family.text_width,
+    }
+    return GgufTower("gemma4uv", keys)
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -57,6 +57,7 @@ UNIFIED = {
     "sliding_window": 1024,
     "num_key_value_heads": 4,
 }
+UNIFIED_PROJECTOR = "gemma4uv"  # by which a GGUF of the 12B model is known
 SOURCE = prefixed(("model.language_model.", "model."))
 
 
@@ -194,7 +195,9 @@ def to_gguf(text: Gemma4Text) -> GgufText:
         "embedding_length": text.width,
         "attention.layer_norm_rms_epsilon": text.eps,
         "embedding_length_per_layer_input": text.per_layer.size if text.per_layer else 0,
-        "feed_forward_length": [
+        "feed_forward_length": text.ffn
+        if not text.double_wide
+        else [
             text.ffn * (1 + (text.double_wide and not stack.has_keys(layer)))
             for layer in range(len(stack.kinds))
         ],
@@ -204,7 +207,8 @@ def to_gguf(text: Gemma4Text) -> GgufText:
     if text.experts is not None:
         keys |= expert_keys(text.experts.experts)
     pad = text.per_layer.pad if text.per_layer else None
-    return GgufText("gemma4", keys, stack.ropes[FULL], pad)
+    projector = UNIFIED_PROJECTOR if text.whole else None
+    return GgufText("gemma4", keys, stack.ropes[FULL], pad, projector=projector)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
@@ -254,7 +258,7 @@ def read(c: Settings) -> Gemma4Text:
         context=c.count("max_position_embeddings", 131072),
         eps=eps,
         blocks=c.choice("use_bidirectional_attention", ("vision", None), None) == "vision",
-        whole=unified or c.get("part_of", None) == "gemma4uv",
+        whole=unified or c.get("part_of", None) == UNIFIED_PROJECTOR,
         divided=c.flag("rope_freqs", False),
         per_layer=read_per_layer(c, layers=depth, width=width, eps=eps, vocabulary=vocabulary),
         experts=read_expert_branch(c, depth, width, eps),
