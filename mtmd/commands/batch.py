@@ -5,10 +5,14 @@ each.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from mtmd.base.text import for_terminal, one_line
@@ -213,8 +217,9 @@ def _run(
     try:
         for row in rows:
             before.keep()
-            output.append(row)
-            text.count(row)
+            with interrupts_wait():
+                output.append(row)
+                text.count(row)
             bar.set_postfix(failed=text.failed, refresh=False)
             bar.update()
     except DeviceError as error:
@@ -231,6 +236,22 @@ def _run(
         output.close()
         text.report(args.out)
     return text.code
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Have Ctrl-C wait for what is done here, so that a row that is written is counted, too."""
+    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda *interrupt: came.append(interrupt))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came and callable(before):
+        before(*came[0])
 
 
 def _check_any(inputs: Sequence[Any]) -> None:

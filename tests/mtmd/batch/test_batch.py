@@ -33,6 +33,7 @@ from mtmd.base.errors import DeviceError, MtmdError, OptionError
 from mtmd.batch.answering import Batch
 from mtmd.batch.inputs import find_inputs
 from mtmd.batch.output import COLUMNS, GROUP, KINDS, LATER, Before, CsvForm, Row, open_output
+from mtmd.commands.batch import interrupts_wait
 from mtmd.model import Model
 from mtmd.options.answer import AnswerOptions
 from mtmd.prompt.load_image import read_picture
@@ -475,6 +476,18 @@ def test_interrupted_it_stops_with_what_is_done(pictures: dict[Path, str], tmp_p
         "  the same command with --resume goes on",
         "mtmd batch: interrupted",
     ]
+
+
+def test_a_row_that_is_written_is_counted() -> None:
+    """Whenever Ctrl-C comes."""
+    done = []
+    with pytest.raises(KeyboardInterrupt), interrupts_wait():
+        signal.raise_signal(signal.SIGINT)
+        done.append("counted")
+    assert done == ["counted"]
+    with interrupts_wait():
+        done.append("another")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_bar_on_a_terminal(one: Path, tmp_path: Path) -> None:
