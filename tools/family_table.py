@@ -1,8 +1,9 @@
-"""The README's table of families, made from what the tests build and open. What decodes as
-machine code are the nodes of a step of decoding on a CPU that run so, of all, the least of a row.
+"""The table of families in docs/models.md, and the list of their names in README.md, made from the
+checkpoints that the tests build. The last column is the share of a decode step's nodes that run as
+machine code on a CPU: the minimum over the variants of a row.
 
-python tools/family_table.py            writes it
-python tools/family_table.py --check    exits with 1 where the README has another
+python tools/family_table.py            writes both
+python tools/family_table.py --check    exits with 1 if a file has other text
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
 BEGIN, END = "<!-- families: made by tools/family_table.py -->", "<!-- end of families -->"
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("families", "support")]
 
@@ -44,19 +44,27 @@ def rows() -> Iterator[str]:
     yield f"As GGUF: decoders of {_names(TEXT)}; projectors of {_names(VISION)}."
 
 
-def table() -> str:
-    return "\n".join([BEGIN, *rows(), END])
+def names() -> Iterator[str]:
+    """The names of all rows, as one sentence."""
+    from table import ROWS
+
+    yield f"{'; '.join(row.name for row in ROWS.values())}."
+
+
+FILES = {ROOT / "docs" / "models.md": rows, ROOT / "README.md": names}
 
 
 def main(arguments: list[str]) -> int:
-    text = README.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    made = f"{before}{table()}{after}"
-    if arguments == ["--check"]:
-        return int(made != text)
-    README.write_text(made)
-    return 0
+    """0, or 1 if `--check` finds other text in a file."""
+    other = False
+    for path, lines in FILES.items():
+        text = path.read_text()
+        before, _, rest = text.partition(BEGIN)
+        made = before + "\n".join([BEGIN, *lines(), END]) + rest.partition(END)[2]
+        other |= made != text
+        if arguments != ["--check"]:
+            path.write_text(made)
+    return int(other and arguments == ["--check"])
 
 
 def _open(build: object) -> tuple[Checkpoint, float]:

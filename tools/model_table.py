@@ -1,8 +1,8 @@
-"""The tables of models in README.md and docs/models.md: sizes, and the memory that is predicted for
-them, from their published shapes; nothing is fetched.
+"""The table of models in docs/models.md: sizes and predicted memory, computed from their published
+shapes. Nothing is downloaded.
 
 python tools/model_table.py            writes them
-python tools/model_table.py --check    exits with 1 where a file has another
+python tools/model_table.py --check    exits with 1 if the page has another
 """
 
 from __future__ import annotations
@@ -24,33 +24,30 @@ CONTEXT = 4096
 
 @dataclass(frozen=True)
 class Known:
-    """A model by its shape in mtmd/bench/shapes.json, and where it is on the hub. `short`: in the
-    README's table, too.
-    """
+    """A model: its shape in mtmd/bench/shapes.json, and its name on the hub."""
 
     shape: str
     name: str
-    short: bool = False
 
 
 MODELS = (
-    Known("smolvlm-256m", "HuggingFaceTB/SmolVLM-256M-Instruct", True),
+    Known("smolvlm-256m", "HuggingFaceTB/SmolVLM-256M-Instruct"),
     Known("smolvlm-500m", "HuggingFaceTB/SmolVLM-500M-Instruct"),
-    Known("lfm2-vl-450m", "LiquidAI/LFM2-VL-450M", True),
+    Known("lfm2-vl-450m", "LiquidAI/LFM2-VL-450M"),
     Known("lfm2-vl-1.6b", "LiquidAI/LFM2-VL-1.6B"),
-    Known("qwen3-vl-2b", "Qwen/Qwen3-VL-2B-Instruct", True),
+    Known("qwen3-vl-2b", "Qwen/Qwen3-VL-2B-Instruct"),
     Known("qwen3-vl-4b", "Qwen/Qwen3-VL-4B-Instruct"),
     Known("qwen3-vl-8b", "Qwen/Qwen3-VL-8B-Instruct"),
     Known("qwen2.5-vl-3b", "Qwen/Qwen2.5-VL-3B-Instruct"),
-    Known("qwen2.5-vl-7b", "Qwen/Qwen2.5-VL-7B-Instruct", True),
+    Known("qwen2.5-vl-7b", "Qwen/Qwen2.5-VL-7B-Instruct"),
     Known("internvl3-2b", "OpenGVLab/InternVL3-2B-hf"),
-    Known("gemma-3-4b", "google/gemma-3-4b-it", True),
+    Known("gemma-3-4b", "google/gemma-3-4b-it"),
     Known("gemma-3-12b", "google/gemma-3-12b-it"),
     Known("llava-1.5-7b", "llava-hf/llava-1.5-7b-hf"),
     Known("llava-onevision-0.5b", "llava-hf/llava-onevision-qwen2-0.5b-ov-hf"),
     Known("llava-onevision-7b", "llava-hf/llava-onevision-qwen2-7b-ov-hf"),
     Known("glm-4.1v-9b", "zai-org/GLM-4.1V-9B-Thinking"),
-    Known("pixtral-12b", "mistral-community/pixtral-12b", True),
+    Known("pixtral-12b", "mistral-community/pixtral-12b"),
 )
 
 
@@ -76,27 +73,18 @@ def as_gb(count: int) -> str:
     return f"{count / 1e9:.1f} GB"
 
 
-FILES = {ROOT / "README.md": True, ROOT / "docs" / "models.md": False}
+PAGE = ROOT / "docs" / "models.md"
 
 
 def main(arguments: list[str]) -> int:
-    """0, or 1 where `--check` finds another table in a file."""
-    other = 0
-    for path, short in FILES.items():
-        text = path.read_text()
-        before, _, rest = text.partition(BEGIN)
-        made = "\n".join(
-            [
-                before + BEGIN,
-                *rows(k for k in MODELS if k.short or not short),
-                END + rest.partition(END)[2],
-            ]
-        )
-        if "--check" in arguments:
-            other |= made != text
-        else:
-            path.write_text(made)
-    return int(other)
+    """0, or 1 if `--check` finds another table in the page."""
+    text = PAGE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    made = "\n".join([before + BEGIN, *rows(MODELS), END + rest.partition(END)[2]])
+    if "--check" in arguments:
+        return int(made != text)
+    PAGE.write_text(made)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""The figures about published models in README.md and docs/fidelity.md, from what `make published`
-measured.
+"""The table of published models in docs/fidelity.md, from the results of `make published`.
 
-    python tests/published/quality_table.py            writes them
-    python tests/published/quality_table.py --check    exits with 1 where a file has others
+python tests/published/quality_table.py            writes it
+python tests/published/quality_table.py --check    exits with 1 if the page has another
 """
 
 from __future__ import annotations
@@ -39,25 +38,8 @@ def machine() -> str:
     return f"{name}, {os.cpu_count()} cores; {', '.join(versions)}"
 
 
-def sentence(results: Results) -> Iterator[str]:
-    """For the README."""
-    equal = sum(result["equal"] for result in results.values())
-    prompts = sum(result["prompts"] for result in results.values())
-    models = "; ".join(
-        f"{MODELS[name].title} {max(result['quality'][key] for key in ('read', 'written')):.4f} "
-        f"({result['quality']['transformers_bf16']:.4f})"
-        for name, result in results.items()
-    )
-    yield (
-        f"Published checkpoints (`make published`): {equal} of {prompts} greedy answers in fp32 are "
-        "transformers' token for token. Divergence (KL, nats) of the default precision from fp32 "
-        f"over English text, and of transformers' bf16: {models}. "
-        "[More](docs/fidelity.md#published-checkpoints)."
-    )
-
-
 def table(results: Results) -> Iterator[str]:
-    """For docs/fidelity.md."""
+    """The lines of the table, and the number type and machine of the results."""
     yield "| model | answers equal | positions | KL, prompt read | KL, answer written | KL, transformers in bf16 | perplexity: fp32, prompt read, answer written, transformers in bf16 |"
     yield "|---|---|---|---|---|---|---|"
     for name, result in results.items():
@@ -79,23 +61,20 @@ def table(results: Results) -> Iterator[str]:
     yield f"The default number type is {', '.join(sorted(types))} on {machine()}."
 
 
-FILES = {ROOT / "README.md": sentence, ROOT / "docs" / "fidelity.md": table}
+PAGE = ROOT / "docs" / "fidelity.md"
 
 
 def main(arguments: list[str]) -> int:
-    """0, or 1 where `--check` finds other figures in a file."""
+    """0, or 1 if `--check` finds other figures in the page."""
     results = json.loads(RESULTS.read_text())
-    results = {name: results[name] for name in MODELS}
-    other = 0
-    for path, lines in FILES.items():
-        text = path.read_text()
-        before, _, rest = text.partition(BEGIN)
-        made = "\n".join([before + BEGIN, *lines(results), END + rest.partition(END)[2]])
-        if "--check" in arguments:
-            other |= made != text
-        else:
-            path.write_text(made)
-    return int(other)
+    text = PAGE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    lines = table({name: results[name] for name in MODELS})
+    made = "\n".join([before + BEGIN, *lines, END + rest.partition(END)[2]])
+    if "--check" in arguments:
+        return int(made != text)
+    PAGE.write_text(made)
+    return 0
 
 
 if __name__ == "__main__":
