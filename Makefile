@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 QUICK := tests/test_layering.py tests/clip tests/kernels tests/llm tests/mtmd/prompt tests/mtmd/test_config.py \
     --ignore tests/kernels/gpu --ignore tests/mtmd/prompt/test_bridge.py
 
-.PHONY: demo test ray published check quick lint floors audit hostile clients deployments clean
+.PHONY: demo test ray published check quick lint docs floors audit hostile clients deployments clean
 
 demo: $(VENV)/installed
 	$(BIN)/mtmd describe examples/shapes.png
@@ -41,6 +41,15 @@ lint: $(VENV)/tested-with
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	sh tools/typecheck.sh $(BIN)/python
+
+# docs/ as a site, in .venv-docs/site: every page in the navigation, every link and anchor found, or it fails.
+docs: $(VENV)-docs/installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --quiet --strict --config-file tools/mkdocs.yml
+
+$(VENV)-docs/installed: constraints.txt
+	test -x $(VENV)-docs/bin/python || $(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mkdocs-material
+	touch $@
 
 # The lowest versions that pyproject.toml allows, and the tests that need neither transformers nor gguf, which want newer ones.
 FLOORS := tests/web tests/clip/image tests/mtmd/prompt tests/mtmd/batch tests/mtmd/checkpoint/test_hub.py tests/kernels/checkpoint \

@@ -135,6 +135,8 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text()
     pages = [p.name for p in (ROOT / "docs").glob("*.md") if p.name != "index.md"]
     assert [page for page in pages if f"]({page}" not in index] == []
+    site = (ROOT / "tools" / "mkdocs.yml").read_text()  # `make docs` checks the rest of it
+    assert [page for page in pages if f": {page}\n" not in site] == []
     assert (ROOT / "README.md").read_text().count("\n") <= LINES_MAX
 
 
