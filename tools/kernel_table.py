@@ -68,7 +68,8 @@ at most 32 rows an expert x units, whose operands are made of packed codes (`ker
 its norm (`kernels/gpu/norms/add_norm.py`, `kernels/gpu/norms/add_layer_norm.py`) take rows of up to 16,384 values, rotary turning and cache writes
 (`kernels/gpu/rotary/`) heads of up to 1,024, gated units and the quick GELU (`kernels/gpu/gated.py`), what a sigmoid lets through
 (`kernels/gpu/sigmoid_gate.py`) and the gates of the delta rule (`kernels/gpu/delta_gates.py`) rows of any width, gated norms (`kernels/gpu/norms/gated_norm.py`)
-heads of up to 1,024. Rows of quantized tables (`kernels/gpu/embed.py`) have any width.
+heads of up to 1,024. Rows of quantized tables (`kernels/gpu/embed.py`) have any width. Convolutions of grids and rows (`kernels/gpu/conv2d.py`) have any
+kernel, stride and padding, in one group or depthwise; `tile` is cells x outputs, and warps.
 
 GELU and gated units in products (`matmul_gelu`, `matmul_gated`) are those of `kernels/gpu/quant_matmul/kernel.py`, with quantized weights and x in 16 bits: an
 activation of what is summed takes a register or two more, if any; `tile` is rows of x, where there are more than 32, x rows of w x groups of 32, or units, at a time. Plain weights' products are cuBLAS's (hipBLASLt's), which ends a product in a bias and GELU by its tanh

@@ -6,6 +6,7 @@ from mtmd.kernels.cpu import (
     activation,
     attention,
     by_rows,
+    conv2d,
     gated_delta,
     gather_pages,
     kv_store,
@@ -23,6 +24,7 @@ from mtmd.kernels.kernel import Kernel, types_of
 # reference does.
 KERNELS: dict[str, tuple[Kernel, ...]] = {
     "attention": (tiled_attention.KERNEL, attention.KERNEL),
+    "conv2d": (conv2d.KERNEL,),
     "gated_delta": (gated_delta.KERNEL,),
     "gelu": (activation.GELU,),
     "gelu_mul": (activation.GELU_MUL,),

@@ -55,6 +55,7 @@ KERNELS: dict[str, tuple[Entry, ...]] = {
     "add_layer_norm": (Entry("sum and layer norm", "norms.add_layer_norm"),),
     "add_norm": (Entry("residual and norm", "norms.add_norm"),),
     "attention": (Entry("attention", "flash_attention.kernel"),),
+    "conv2d": (Entry("convolution", "conv2d", optional=True),),
     "delta_gates": (Entry("delta gates", "delta_gates"),),
     "embed": (Entry("quantized rows", "embed", applies=has_quantized_weight, optional=True),),
     "gated_delta": (Entry("gated delta rule", "gated_delta"),),

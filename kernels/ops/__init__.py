@@ -34,7 +34,7 @@ from mtmd.kernels.ops.gather import (
     prepend,
     take_rows,
 )
-from mtmd.kernels.ops.image import patch_embed, patches, pool2d, resize2d, unshuffle
+from mtmd.kernels.ops.image import conv2d, patch_embed, patches, pool2d, resize2d, unshuffle
 from mtmd.kernels.ops.matmul import lora, matmul, matmul_gated, matmul_gelu
 from mtmd.kernels.ops.moe import moe
 from mtmd.kernels.ops.norm import (
@@ -67,6 +67,7 @@ __all__ = [
     "clamp",
     "columns",
     "concat",
+    "conv2d",
     "delta_gates",
     "embed",
     "embed_part",

@@ -140,6 +140,91 @@ def unshuffle(
     return alongside.view(x.shape[0], x.shape[1] // factor**2, -1)
 
 
+Padding = tuple[int, int, int, int]
+"""Lines of zeros above and below a grid, columns of zeros left and right of it."""
+
+
+def conv_grid(
+    grid: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int], padding: Padding
+) -> tuple[int, int]:
+    """Return the rows and columns that a convolution makes of a grid; below 1 where the kernel
+    does not fit in.
+    """
+    top, bottom, left, right = padding
+    padded = grid[0] + top + bottom, grid[1] + left + right
+    rows, columns = ((p - k) // s + 1 for p, k, s in zip(padded, kernel, stride, strict=True))
+    return rows, columns
+
+
+def _conv_flops(node: Node) -> int:
+    w = node.inputs[1]
+    assert w is not None
+    return 2 * node.type.count * (w.type.count // w.shape[0])
+
+
+def _conv_shape(
+    x: Type,
+    w: Type,
+    b: Type | None = None,
+    *,
+    grid: tuple[int, int],
+    stride: tuple[int, int] = (1, 1),
+    padding: Padding = (0, 0, 0, 0),
+    groups: int = 1,
+) -> Type:
+    need_floats(x)
+    need(all(t is None or t.dtype == x.dtype for t in (w, b)), f"x is {x}, w {w}, b {b}")
+    rows, columns = grid
+    need(
+        len(x.shape) == 3 and x.shape[1] == rows * columns,
+        f"x {list(x.shape)} is not a grid of {rows} x {columns}",
+    )
+    need(
+        len(w.shape) == 4
+        and groups > 0
+        and w.shape[0] % groups == 0
+        and w.shape[1] * groups == x.shape[2]
+        and (b is None or b.shape == w.shape[:1]),
+        f"x {list(x.shape)}, w {list(w.shape)}, b {b and list(b.shape)} in {groups} groups",
+    )
+    need(min(stride) > 0 and min(padding) >= 0, f"stride {stride}, padding {padding}: too small")
+    size = conv_grid(grid, (w.shape[2], w.shape[3]), stride, padding)
+    need(min(size) > 0, f"a kernel {list(w.shape[2:])} does not fit into {grid} with {padding}")
+    return Type.contiguous((x.shape[0], size[0] * size[1], w.shape[0]), x.dtype)
+
+
+@op(shape=_conv_shape, flops=_conv_flops)
+def conv2d(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None = None,
+    *,
+    grid: tuple[int, int],
+    stride: tuple[int, int] = (1, 1),
+    padding: Padding = (0, 0, 0, 0),
+    groups: int = 1,
+) -> Tensor:
+    """Convolution of a grid with a kernel of I x J
+
+    x [B, P, C], P = rows * columns, w [N, C / groups, I, J], b [N] -> [B, P', N], P' of
+    `conv_grid`. `padding` counts zeros above, below, left and right. A grid of one row is a
+    sequence: I = 1, and the stride's and the padding's second halves are those of a `conv1d`.
+    With `groups` each of so many equal parts of the N outputs reads its own part of the channels;
+    as many groups as channels are a depthwise convolution.
+    """
+    top, bottom, left, right = padding
+    cells = F.pad(x.unflatten(1, grid), (0, 0, left, right, top, bottom))
+    windows = cells.unfold(1, w.shape[2], stride[0]).unfold(2, w.shape[3], stride[1])
+    batch, rows, columns = windows.shape[:3]
+    seen = windows.reshape(batch, rows * columns, groups, -1)
+    if groups == 1:
+        return F.linear(seen.squeeze(2), w.flatten(1), b)
+    weights = w.reshape(groups, w.shape[0] // groups, -1)
+    result = seen.transpose(1, 2) @ weights.transpose(1, 2)
+    result = result.transpose(1, 2).flatten(2).contiguous()
+    return result if b is None else result.add_(b)
+
+
 MODES = ("bilinear", "bicubic")
 
 

@@ -87,6 +87,18 @@ def test_views_and_written_caches_are_told_as_alias():
             ("patch_embed", "no multiple of patch 2"),
         ),
         (
+            lambda: ops.conv2d(leaf(1, 12, 4), leaf(5, 4, 3, 3), grid=(3, 5)),
+            ("conv2d", "not a grid of 3 x 5"),
+        ),
+        (
+            lambda: ops.conv2d(leaf(1, 12, 4), leaf(5, 3, 3, 3), grid=(3, 4)),
+            ("conv2d", "in 1 groups"),
+        ),
+        (
+            lambda: ops.conv2d(leaf(1, 8, 4), leaf(5, 4, 3, 3), grid=(2, 4)),
+            ("conv2d", "[3, 3] does not fit"),
+        ),
+        (
             lambda: ops.pool2d(leaf(1, 12, 4), grid=(3, 5), kernel=1),
             ("pool2d", "not a grid of 3 x 5"),
         ),

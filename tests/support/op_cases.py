@@ -416,6 +416,22 @@ def _pool2d(d: Draw) -> Case:
     }
 
 
+def _conv2d(d: Draw) -> Case:
+    grid = d.size(1, 1, 6), d.size(2, 5, 7)
+    kernel = d.size(1, 2, 3) if grid[0] > 1 else 1, d.size(1, 2, 3)
+    stride = d.size(1, 1, 2), d.size(1, 2, 3)
+    padding = *(d.size(0, 1) for _ in "tb"), *(d.size(1, 2) for _ in "lr")
+    groups = d.size(1, 1, 2, 5)
+    inner, outer = d.rng.choice(((1, 1), (1, 2), (3, 1), (4, 7)))
+    if groups == 1:
+        inner, outer = d.size(), d.size()
+    return [
+        d.values(d.batch(), grid[0] * grid[1], groups * inner),
+        d.values(groups * outer, inner, *kernel),
+        d.values(groups * outer) if d.maybe() else None,
+    ], {"grid": grid, "stride": stride, "padding": padding, "groups": groups}
+
+
 def _patches(d: Draw) -> Case:
     size, rows, columns = d.size(1, 2, 4), d.size(1, 2, 3), d.size(1, 2, 3)
     return [d.values(d.batch(), 3, rows * size, columns * size)], {"size": size}
@@ -752,6 +768,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "mul": _add,
     "paged_attention": _paged_attention,
     "part": _part,
+    "conv2d": _conv2d,
     "patch_embed": _patch_embed,
     "place_rows": _location_rows,
     "pool2d": _pool2d,

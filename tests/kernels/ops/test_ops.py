@@ -215,6 +215,29 @@ def test_patch_embed_is_a_convolution_with_its_stride(batch, height, width, size
     )
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    "grid, channels, outputs, kernel, stride, padding, groups",
+    [
+        ((8, 6), 5, 7, (3, 3), (1, 1), (1, 1), 1),
+        ((9, 7), 4, 6, (3, 2), (2, 1), (0, 1), 2),
+        ((5, 5), 6, 6, (3, 3), (2, 2), (1, 1), 6),
+        ((1, 11), 3, 4, (1, 3), (1, 2), (0, 1), 1),
+    ],
+)
+def test_conv2d_is_torchs(grid, channels, outputs, kernel, stride, padding, groups, bias):
+    x, w = random(2, grid[0] * grid[1], channels), random(outputs, channels // groups, *kernel)
+    b = random(outputs, seed=2) if bias else None
+    cells = x.unflatten(1, grid).permute(0, 3, 1, 2)
+    expected = F.conv2d(cells, w, b, stride, padding, groups=groups).flatten(2).transpose(1, 2)
+    both = padding[0], padding[0], padding[1], padding[1]
+    attrs = {"grid": grid, "stride": stride, "padding": both, "groups": groups}
+    torch.testing.assert_close(ops.conv2d.reference(x, w, b, **attrs), expected)
+    if grid[0] == 1:
+        row = F.conv1d(x.transpose(1, 2), w.squeeze(2), b, stride[1], padding[1], groups=groups)
+        torch.testing.assert_close(expected, row.transpose(1, 2))
+
+
 @pytest.mark.parametrize(
     "batch, rows, columns, kernel", [(1, 4, 4, 2), (2, 6, 9, 3), (3, 5, 7, 1), (1, 8, 4, 4)]
 )
@@ -271,7 +294,9 @@ def test_a_cache_is_written_in_place_at_its_slots_alone():
     )
 
 
-@pytest.mark.parametrize("op", ["matmul", "patch_embed", "attn_scores", "attn_mix", "attention"])
+@pytest.mark.parametrize(
+    "op", ["matmul", "patch_embed", "conv2d", "attn_scores", "attn_mix", "attention"]
+)
 def test_flops_are_those_that_torch_counts(op):
     for seed in range(8):
         inputs, attrs = draw(op, seed)

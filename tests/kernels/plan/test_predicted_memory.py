@@ -138,6 +138,7 @@ LARGE = {
     "add": [(600, 300), (300,)],
     "pool2d": [(2, 400, 300)],
     "patch_embed": [(2, 3, 140, 140), (300, 3, 14, 14), (300,)],
+    "conv2d": [(2, 400, 60), (60, 30, 3, 3), (60,)],
     "attention": [(2, 300, 4, 32)] * 3,
     "attn_scores": [(2, 300, 4, 32), (2, 300, 2, 32)],
     "attn_softmax": [(2, 4, 300, 300)],
@@ -150,6 +151,7 @@ ATTRS = {
     "gelu_mul": {"approximate": "tanh"},
     "softcap": {"cap": 2.0},
     "pool2d": {"grid": (20, 20), "kernel": 2},
+    "conv2d": {"grid": (20, 20), "padding": (1, 1, 1, 1), "groups": 2},
     "attention": {"scale": 0.1, "causal": True},
     "attn_scores": {"scale": 0.1, "softcap": 3.0},
     "attn_softmax": {"causal": True, "window": 50},
@@ -160,7 +162,9 @@ ATTRS = {
 def test_the_workspace_of_a_reference_is_the_measured_one(op, peak_bytes):
     # In bf16 oneDNN packs the operands of a product, or not, by the machine.
     for dtype in (
-        (torch.float32,) if op in ("matmul", "patch_embed") else (torch.float32, torch.bfloat16)
+        (torch.float32,)
+        if op in ("matmul", "patch_embed", "conv2d")
+        else (torch.float32, torch.bfloat16)
     ):
         inputs = [
             torch.randn(shape).to(torch.float32 if op == "attn_softmax" else dtype)
