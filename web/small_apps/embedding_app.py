@@ -112,7 +112,7 @@ def _model_routes(app: GatedFlask, service: EmbeddingService, model: ServedModel
                 f"{model.name} is a dual encoder: pictures and texts become vectors of "
                 f"{service.width} numbers in one space. It writes no answers, so there is no chat.",
                 'POST /v1/embeddings takes {"input": ["a text", {"image": "data:image/png;base64,'
-                '..."}]}; docs/server.md says more.',
+                '..."}]}; docs/api.md says more.',
             ),
         )
 
