@@ -241,19 +241,19 @@ STORED: dict[str, tuple[str, Any, Any]] = {
     "vllm body: a number": (CHAT, 42, 400),
     "vllm body: a text": (CHAT, "no object", 400),
 }  # fmt: skip
-# what is asked for and is not so here: how it is told, and why
+# what differs here: the response, and the reason
 OTHERWISE: dict[str, tuple[str, Any, int, str]] = {
-    "llama chat: timings in chunks": (CHAT, chat(timings_per_token=True), 200, "times are in `usage.mtmd_receipt`, and the field is named there among those that were ignored"),
+    "llama chat: timings in chunks": (CHAT, chat(timings_per_token=True), 200, "times are in `usage.mtmd_receipt`, and the field is listed there as ignored"),
     "llama completion: post_sampling_probs": (COMPLETION, {"prompt": "a", "post_sampling_probs": True}, 400, "probabilities are the model's own, before sampling"),
-    "llama security: /models without a key": ("/v1/models", None, 401, "names of models are not told without a key"),
-    "llama chat: two answers in a row": (CHAT, chat(*HI, *[{"role": "assistant", "content": "t"}] * 2), 200, "they are one, as with Anthropic's own API"),
-    "vllm chat: usage in every chunk": (CHAT, chat(stream=True, stream_options={"continuous_usage_stats": True}), 400, "usage is told once, at the end"),
+    "llama security: /models without a key": ("/v1/models", None, 401, "model names require a key"),
+    "llama chat: two answers in a row": (CHAT, chat(*HI, *[{"role": "assistant", "content": "t"}] * 2), 200, "they are joined, as in Anthropic's own API"),
+    "vllm chat: usage in every chunk": (CHAT, chat(stream=True, stream_options={"continuous_usage_stats": True}), 400, "usage is sent once, at the end"),
 }  # fmt: skip
-# what does not apply, told in the same way
+# what does not apply, in the same form
 NOT_FOR_US: dict[str, tuple[str, Any, int, str]] = {
-    "llama vision: multimodal_data in a plain prompt": (RAW, {"prompt": {"prompt_string": "x", "multimodal_data": []}}, 400, "llama.cpp's own marks for pictures; here they come in messages"),
+    "llama vision: multimodal_data in a plain prompt": (RAW, {"prompt": {"prompt_string": "x", "multimodal_data": []}}, 400, "llama.cpp's own placeholders for pictures; mtmd takes pictures in messages"),
     "llama anthropic: an empty list of messages": (MESSAGES, message(messages=[]), 400, "Anthropic's own API refuses it too"),
-    "vllm chat: a role of one's own": (CHAT, chat({"role": "my-custom-role", "content": "x"}), 400, "needs a chat template that takes any role"),
+    "vllm chat: a custom role": (CHAT, chat({"role": "my-custom-role", "content": "x"}), 400, "needs a chat template that takes any role"),
     "vllm vision: beam search": (CHAT, chat(use_beam_search=True, n=2), 400, "answers are sampled"),
 }  # fmt: skip
 # what other tests show, more closely
