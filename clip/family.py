@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import GgufTower
@@ -53,6 +53,7 @@ FAMILIES = (
     Entry("mtmd.clip.families.internvl", ("internvl", "qianfan_ocr"), ("internvl",), ("internvl",)),
     Entry("mtmd.clip.families.glm4v", ("glm4v", "glm46v", "glm_ocr"), ("glm4v",)),
     Entry("mtmd.clip.families.aya_vision", ("aya_vision",), ties=("aya_vision",)),
+    Entry("mtmd.clip.families.minicpmv4_6", ("minicpmv4_6",), ("minicpmv4_6",)),
 )
 
 
@@ -96,6 +97,14 @@ class VisionFamily(Tower, Protocol):
         """The text that stands for a picture, in which each of the plan's `tokens` is written as
         `image_token`; other text may stand between them.
         """
+
+
+@runtime_checkable
+class Numbered(Protocol):
+    """A family whose prompt counts a conversation's pictures, and its videos."""
+
+    def numbered(self, index: int) -> str:
+        """The text before a picture's own that says which it is, from 0."""
 
 
 def vision_family(model_type: str, config: Settings, image: Settings) -> VisionFamily:

@@ -102,6 +102,14 @@ class Grids(Protocol):
         """int64 [2, P]: the row and the column of each patch in its picture."""
         return self.of_patches("inp.positions", grid_positions, 2)
 
+    def merged_segments(self, factor: int) -> Node | None:
+        """`segments` of what is left when factor x factor patches have become one."""
+        if self.segments is None:
+            return None
+        cells = factor**2
+        shape, name = (self.patches // cells, 2), f"inp.segments.{factor}"
+        return self.input(name, shape, torch.int32, lambda parts: _bounds(parts, shape[0], cells))
+
     def of_patches(
         self, name: str, of: Callable[[int, int], Tensor], count: int, flat: bool = False
     ) -> Node:
@@ -161,7 +169,10 @@ class PackedGrids(Grids):
     def __init__(self, tokens: int, cells: Cells, evaluate: Callable[[Node], Tensor]):
         self._shape = tokens * cells.merge, cells.merge
         self._cells, self._evaluate = cells, evaluate
-        self._segments = self.input("inp.segments", (self.patches, 2), torch.int32, self._bounds)
+        shape = self.patches, 2
+        self._segments = self.input(
+            "inp.segments", shape, torch.int32, lambda parts: _bounds(parts, shape[0])
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -181,13 +192,6 @@ class PackedGrids(Grids):
     ) -> Node:
         return graph_input(name, shape, dtype, lambda pack: fill(pack.parts), **facts)
 
-    def _bounds(self, parts: Sequence[Part]) -> Tensor:
-        bounds = nothing_seen(self.patches)
-        for part in parts:
-            bounds[part.locations, 0] = part.first
-            bounds[part.locations, 1] = part.first + part.patches - 1
-        return bounds
-
     def table(self, rows: Node, side: int, name: str, **how: Any) -> Node:
         merge = self._cells.merge
 
@@ -204,6 +208,17 @@ class PackedGrids(Grids):
             return torch.cat((*result, result[0].new_zeros(rest, rows.shape[1])))
 
         return self.input(name, (self.patches, rows.shape[1]), rows.dtype, fill)
+
+
+def _bounds(parts: Sequence[Part], length: int, cells: int = 1) -> Tensor:
+    """int32 [length, 2]: the first and the last place of each place's picture, where `cells`
+    patches that follow one another are one place.
+    """
+    bounds = nothing_seen(length)
+    for part in parts:
+        first, last = part.first // cells, (part.first + part.patches) // cells - 1
+        bounds[first : last + 1] = torch.tensor((first, last), dtype=torch.int32)
+    return bounds
 
 
 def grid_positions(rows: int, columns: int) -> Tensor:

@@ -116,6 +116,23 @@ class EveryInterval:
 
 
 @dataclass(frozen=True)
+class EachSecond:
+    """The first frame of each second; of clips with more than `maximum` of them as many frames,
+    evenly spaced among those of each tenth of a second (transformers' MiniCPMV4_6VideoProcessor).
+    """
+
+    maximum: int
+
+    def __call__(self, clip: VideoFacts, fps: float | None, maximum: int | None) -> Sequence[int]:
+        rate, most = fps or 1.0, self.maximum if maximum is None else maximum
+        if clip.seconds * rate <= most:
+            return [int(i * clip.fps / rate) for i in range(math.ceil(clip.seconds * rate))]
+        tenths = np.linspace(0, int(clip.seconds / 0.1) - 1, most, dtype=int)
+        times = (round(int(i) * 0.1, 1) for i in tenths)
+        return [min(int(time * clip.fps), clip.frames - 1) for time in times]
+
+
+@dataclass(frozen=True)
 class WithoutEnds:
     """Frames at a rate, up to `maximum` frames; of clips that are long for those, without the first
     and the last `skip` seconds (transformers' SmolVLMVideoProcessor).

@@ -8,10 +8,11 @@ is groups of frames, each of which is prepared, encoded and kept as a picture is
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
+from itertools import count
 from typing import TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 from mtmd.base.errors import PromptError
 from mtmd.base.turns import turn_released
 from mtmd.clip.encoder import Encoder
+from mtmd.clip.family import Numbered
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.resolution.resolution import AmongSeveral, ImagePlan, closed
@@ -258,14 +260,28 @@ class Bridge:
                 "the chat template writes pictures and videos in another order than the message "
                 "has them; put all pictures before the videos, or ask about them one by one"
             )
-        text = texts[0] + "".join(
-            (one.text if isinstance(one, PreparedVideo) else family.prompt(one.plan)) + rest
-            for one, rest in zip(shown, texts[1:], strict=True)
-        )
+        text = texts[0] + "".join(map("".join, zip(self._texts(shown), texts[1:], strict=True)))
         tokens = {self.tokenizer.id(family.image_token)}
         if self.video:
             tokens.add(self.tokenizer.id(self.video.token))
         return pieces_of(self.tokenizer.encode_prompt(text), tokens, _parts(shown))
+
+    def number(self, index: int) -> str:
+        """The text before a picture's own, or a video's, that says which of them it is, from 0;
+        "" for families that do not count them.
+        """
+        family = self.encoder.family if self.encoder else None
+        return family.numbered(index) if isinstance(family, Numbered) else ""
+
+    def _texts(self, shown: Sequence[Shown]) -> Iterator[str]:
+        """The texts that stand for pictures and videos, in order."""
+        assert self.encoder is not None
+        pictures, videos = count(), count()
+        for one in shown:
+            if isinstance(one, PreparedVideo):
+                yield self.number(next(videos)) + one.text
+            else:
+                yield self.number(next(pictures)) + self.encoder.family.prompt(one.plan)
 
     def spans(
         self, pieces: Sequence[Piece], prepared: Sequence[Prepared], embeddings: Sequence[Tensor]

@@ -21,6 +21,7 @@ MODULES = (
     "internvl",
     "glm4v",
     "aya_vision",
+    "minicpmv4_6",
 )
 ROWS: dict[str, Row] = {name: import_module(name).ROW for name in MODULES}
 CASES: list[tuple[str, str]] = [

@@ -143,7 +143,7 @@ PATCHES = {
     "qwen3_vl": (2, False),
 }
 # Rows whose towers read pictures of unequal sizes in one run
-PACKED = {"gemma4", "glm4v", "lfm2_vl", "pixtral", "qwen2_vl", "qwen3_5", "qwen3_vl"}
+PACKED = {"gemma4", "glm4v", "lfm2_vl", "minicpmv4_6", "pixtral", "qwen2_vl", "qwen3_5", "qwen3_vl"}
 SUBJECTS: dict[tuple[str, str], Subject] = {}
 
 

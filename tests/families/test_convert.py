@@ -46,7 +46,7 @@ DIFFERENT = (
 TEXTS = ("Hello, world!", "a  b\n\n12345 naïve ü 你好 don't", "<|im_end|>x")
 MORE = [
     GOLDEN.parent / "golden_more" / name / "text-BF16.gguf"
-    for name in ("gemma4_unified", "glm46v", "glm_ocr", "internvl3_5")
+    for name in ("gemma4_unified", "glm46v", "glm_ocr", "internvl3_5", "minicpmv4_6")
 ]
 DRAFTING = {"glm_ocr": 3}  # a layer that drafts, which is not read and so not written
 DRAFTING_KEYS = ("glm4.block_count", "glm4.nextn_predict_layers")

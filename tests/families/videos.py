@@ -12,6 +12,7 @@ from importlib import import_module
 from itertools import groupby
 from typing import Any
 
+import minicpmv4_6
 import numpy as np
 import torch
 from common import Messages, Oracle, picture, write
@@ -226,6 +227,15 @@ for case in (
         {"patch_size": 6, "pooling_kernel_size": 2, "max_soft_tokens": 70},
         partial(area_frames, side=6),
         "<|video|>",
+    ),
+    VideoCase(
+        "minicpmv4_6",
+        "slices, windows merged after the second layer",
+        "minicpmv4_6",
+        "MiniCPMV4_6VideoProcessor",
+        {"patch_size": 6, "scale_resolution": 48, "slice_mode": False},
+        partial(minicpmv4_6.tiles, patch=6, key="pixel_values_videos", sizes="target_sizes_videos"),
+        "<|video_pad|>",
     ),
 ):
     CASES[case.name] = case

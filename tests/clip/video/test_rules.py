@@ -16,6 +16,7 @@ from torchvision_stand_in import torchvision_here
 from mtmd.clip.video.choose import MAXIMUM
 from mtmd.clip.video.rules import (
     Beginnings,
+    EachSecond,
     EveryInterval,
     FirstToLast,
     FrameRule,
@@ -88,6 +89,11 @@ def beginnings(video: VideoFacts, fps: float, maximum: int) -> Chosen:  # noqa: 
     return requested(reference("gemma4", "Gemma4VideoProcessor"), video, num_frames=maximum)
 
 
+def each_second(video: VideoFacts, fps: float, maximum: int) -> Chosen:  # noqa: ARG001
+    processor = reference("minicpmv4_6", "MiniCPMV4_6VideoProcessor")
+    return requested(processor, video, max_num_frames=maximum)
+
+
 WAYS: dict[str, tuple[Callable[..., Chosen], Callable[[int], Any], tuple[str, ...]]] = {
     "whole groups": (whole_groups, lambda _: WholeGroups(2.0, 4, 768, 2), ("fps", "max_frames")),
     "first to last": (first_to_last, lambda _: FirstToLast(2.0, 4, 768), ("fps", "max_frames")),
@@ -96,6 +102,7 @@ WAYS: dict[str, tuple[Callable[..., Chosen], Callable[[int], Any], tuple[str, ..
     "middles": (middles, Middles, ()),
     "middles, at a rate": (middles_at_a_rate, lambda _: Middles(8), ("fps",)),
     "beginnings": (beginnings, Beginnings, ()),
+    "each second": (each_second, lambda _: EachSecond(128), ("max_frames",)),
 }
 
 

@@ -44,7 +44,15 @@ NOT_IN_GGUF: dict[str, dict[str, int]] = {
     "gemma4_unified": {"image_max_tokens": 70},
 }
 # Checkpoints of families that are not all read yet lie in a folder of their own.
-MORE = ("internvl3_5", "qianfan_ocr", "glm_ocr", "glm46v", "granite_vision", "gemma4_unified")
+MORE = (
+    "internvl3_5",
+    "qianfan_ocr",
+    "glm_ocr",
+    "glm46v",
+    "granite_vision",
+    "gemma4_unified",
+    "minicpmv4_6",
+)
 # Files that say less than the folder: what the template writes for a picture, how many tiles.
 FOLDER_ALONE = ("qianfan_ocr", "granite_vision")
 HOME = {p.parent.name: p.parent for p in GOLDEN.glob("*/expected.json")} | {

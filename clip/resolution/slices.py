@@ -1,0 +1,159 @@
+"""Pictures as a whole in their own shape, and, where they are large, once more in equal slices of
+nearly the same number of pixels (arXiv:2408.01800).
+
+Sizes are (width, height) in pixels, grids (columns, rows) of slices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mtmd.base.errors import ModelError
+from mtmd.clip.image.pixels import Normalize, Pixels, read_normalize
+from mtmd.clip.image.resize import read_resample, resize
+from mtmd.clip.resolution.resolution import ImagePlan, tile_of
+from mtmd.clip.resolution.sizes import MAX_RATIO, MAX_TILES, Size, cut, squarest_grid, too_narrow
+from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
+from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.kernels.graph import Type
+
+WHOLE = (1, 1)
+MAX_TOKENS = 1 << 16  # of a tile; published models have 64
+
+
+@dataclass(frozen=True)
+class SlicedTiling:
+    """A token stands for `factor` x `factor` pixels. The whole picture, and each of up to `slices`
+    slices, has about `side` x `side` pixels; 1 means that nothing is sliced.
+    """
+
+    factor: int
+    side: int
+    slices: int
+    normalize: Normalize
+    resample: str
+
+    def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
+        size = pixels.shape[1], pixels.shape[0]
+        grid, notes = self.choose(size, budget)
+        whole = self.whole(size)
+        tiles = [resize(pixels, *whole, self.resample)]
+        if grid != WHOLE:
+            width, height = self.slice(size, grid)
+            sliced = resize(pixels, width * grid[0], height * grid[1], self.resample)
+            tiles += cut(sliced, grid[1], grid[0])
+        return ImagePlan(
+            tuple(map(self.normalize, tiles)),
+            tuple((tile.shape[1], tile.shape[0]) for tile in tiles),
+            self.tokens(size, grid),
+            cut=(grid[1], grid[0]),
+            notes=notes,
+        )
+
+    def choose(self, size: Size, budget: Budget = DEFAULT_BUDGET) -> tuple[Size, tuple[str, ...]]:
+        """The grid of a picture's slices, WHOLE for none, and notes. Raises ImageError for one
+        that is too narrow.
+        """
+        if max(size) > MAX_RATIO * min(size):
+            raise too_narrow(*size)
+        own = self.grid(size, self.slices)
+        if budget == DEFAULT_BUDGET:
+            return own, ()
+        grids = [own, *(self.grid(size, most) for most in range(1, self.slices + 1))]
+        chosen, notes = budget.choose([self.tokens(size, grid) for grid in grids])
+        return grids[chosen], notes
+
+    def grid(self, size: Size, most: int) -> Size:
+        """The grid whose shape is closest to a picture's, of nearly as many slices as have the
+        picture's pixels, and at most `most` of them; of equally close ones that with more rows.
+        """
+        width, height = size
+        wished = min(math.ceil(width * height / (self.side * self.side)), most)
+        if wished <= 1:
+            return WHOLE
+        shape, best, least = math.log(width / height), WHOLE, math.inf
+        for count in (wished - 1, wished, wished + 1):
+            if count == 1 or count > most:
+                continue
+            for rows in range(1, count + 1):
+                if count % rows:
+                    continue
+                error = abs(shape - math.log(count // rows / rows))
+                if error < least or (error == least and rows > best[1]):
+                    best, least = (count // rows, rows), error
+        return best
+
+    def whole(self, size: Size) -> Size:
+        """The size in which a picture is shown as a whole."""
+        return self._scaled(*size)
+
+    def slice(self, size: Size, grid: Size) -> Size:
+        """The size of each slice of a picture."""
+        columns, rows = grid
+        return self._scaled(_nearest(size[0], columns) / columns, _nearest(size[1], rows) / rows)
+
+    def tokens(self, size: Size, grid: Size) -> int:
+        """All of a picture's."""
+        sliced = 0 if grid == WHOLE else grid[0] * grid[1] * self._count(self.slice(size, grid))
+        return self._count(self.whole(size)) + sliced
+
+    def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
+        most = self.max_of_tile()
+        return budget.maximum([(count + (count > 1)) * most for count in (self.slices, 1)])
+
+    def max_of_tile(self) -> int:
+        """The most tokens of a tile: narrow ones are rounded up, beyond its pixels."""
+        side = self.side / self.factor
+        long = math.floor(math.sqrt(MAX_RATIO) * side + 0.5)
+        # Of a side that rounds to so many rows, the least is half a row less.
+        counts = [rows * math.floor(side**2 / (rows - 0.5) + 0.5) for rows in range(2, long + 1)]
+        return max(1, long, *counts)
+
+    def tile_type(self) -> Type:
+        return tile_of(*self._scaled(self.side, self.side))
+
+    def largest_tile_type(self) -> Type:
+        """The squarest of those with the most tokens."""
+        rows, columns = squarest_grid(self.max_of_tile())
+        return tile_of(columns * self.factor, rows * self.factor)
+
+    def _count(self, size: Size) -> int:
+        return size[0] * size[1] // self.factor**2
+
+    def _scaled(self, width: float, height: float) -> Size:
+        """The size of about `side` x `side` pixels in the same shape, in whole tokens."""
+        ratio = width / height
+        height = int(self.side / math.sqrt(ratio))
+        width = int(height * ratio)
+        return _nearest(width, self.factor), _nearest(height, self.factor)
+
+
+def _nearest(length: float, step: int) -> int:
+    """Return the multiple of a step that is nearest, and is not 0."""
+    return max(round(length / step) * step, step)
+
+
+def read_sliced_tiling(image: Settings, patch: int, merge: int) -> SlicedTiling:
+    """Read it from an image processor's settings; `patch` is config.json's, of which `merge` x
+    `merge` are a token. Raises ModelError where they do not fit together.
+    """
+    if (value := image.count("patch_size", 14)) != patch:
+        raise ModelError(
+            f"{image.where}: patch_size is {value}, expected {patch} as config.json says; correct "
+            "one of them"
+        )
+    factor, side = patch * merge, image.count("scale_resolution", 448)
+    if (side // factor) ** 2 > MAX_TOKENS:
+        raise ModelError(
+            f"{image.where}: scale_resolution is {side}, expected at most "
+            f"{math.isqrt(MAX_TOKENS) * factor} pixels"
+        )
+    slices = image.count("max_slice_nums", 9, maximum=MAX_TILES)
+    return SlicedTiling(
+        factor=factor,
+        side=side,
+        slices=slices if image.flag("slice_mode", True) else 1,
+        normalize=read_normalize(image),
+        resample=read_resample(image, 3),
+    )

@@ -1,0 +1,127 @@
+"""The whole picture and its slices: each decision against the reference processor, and budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtmd.base.errors import ImageError, ModelError, OptionError
+from mtmd.clip.resolution.slices import WHOLE, SlicedTiling, read_sliced_tiling
+from mtmd.clip.token_budget import Budget
+from mtmd.kernels.checkpoint.settings import Settings
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "published": {},
+    "small": {"scale_resolution": 100, "patch_size": 6},
+    "four slices": {"max_slice_nums": 4},
+    "twice as fine": {"downsample_mode": "4x"},
+    "whole": {"slice_mode": False},
+}
+every_setting = pytest.mark.parametrize("name", SETTINGS)
+
+
+def read(**values: Any) -> SlicedTiling:
+    merge = 2 if values.get("downsample_mode") == "4x" else 4
+    return read_sliced_tiling(
+        Settings(values, "preprocessor_config.json"), values.get("patch_size", 14), merge
+    )
+
+
+@lru_cache
+def reference(name: str) -> Any:
+    from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import (
+        MiniCPMV4_6ImageProcessorPil,
+    )
+
+    return MiniCPMV4_6ImageProcessorPil(**SETTINGS[name])
+
+
+def sizes() -> Iterator[tuple[int, int]]:
+    """Of all shapes up to a side 200 times the other, and at the ties between two grids."""
+    rng = np.random.default_rng(3)
+    for short, ratio in zip(
+        np.exp(rng.uniform(0, 7, 600)), np.exp(rng.uniform(0, np.log(200), 600)), strict=True
+    ):
+        size = int(short), int(int(short) * ratio)
+        yield size if rng.random() < 0.5 else size[::-1]
+    for scale in (1, 100, 200, 300, 448):
+        yield from ((5 * scale, 4 * scale), (2 * scale, scale), (scale, scale), (scale, 6 * scale))
+
+
+@every_setting
+def test_decisions_are_the_reference(name: str) -> None:
+    result, theirs, seen = read(**SETTINGS[name]), reference(name), set()
+    fixed = {"scale_resolution": theirs.scale_resolution, "patch_size": theirs.patch_size}
+    how = fixed | {"downsample_mode": theirs.downsample_mode}
+    for width, height in sizes():
+        size = height, width
+        grid = theirs.slice_mode and theirs.get_sliced_grid(
+            size, theirs.max_slice_nums, theirs.scale_resolution
+        )
+        whole = theirs.find_best_resize(size, **how, allow_upscale=not grid)
+        chosen, notes = result.choose((width, height))
+        assert (chosen, notes) == (tuple(grid[::-1]) if grid else WHOLE, ()), (width, height)
+        assert result.whole((width, height)) == whole[::-1]
+        assert whole[0] * whole[1] <= np.prod(result.largest_tile_type().shape[1:])
+        if grid:
+            sliced = theirs.get_refine_size(size, grid, **how, allow_upscale=True)
+            slice_ = result.slice((width, height), chosen)
+            assert (slice_[1] * grid[0], slice_[0] * grid[1]) == sliced
+        assert result.tokens((width, height), chosen) <= result.max_tokens()
+        seen.add(chosen)
+    assert (len(seen) == 1) == (name == "whole")
+
+
+@every_setting
+def test_budgets_are_kept(name: str) -> None:
+    result, rng = read(**SETTINGS[name]), np.random.default_rng(4)
+    for size in list(sizes())[::5]:
+        maximum = int(np.exp(rng.uniform(4, 9)))
+        budget, own = Budget(max_tokens=maximum), result.tokens(size, result.choose(size)[0])
+        if result.tokens(size, WHOLE) > maximum:
+            with pytest.raises(OptionError, match="a picture takes at least"):
+                result.choose(size, budget)
+            continue
+        grid, notes = result.choose(size, budget)
+        tokens = result.tokens(size, grid)
+        assert tokens <= result.max_tokens(budget) <= maximum
+        assert bool(notes) == (tokens != own)
+        assert result.choose(size, Budget(detail="low"))[0] == WHOLE
+
+
+def test_slices_follow_the_whole_line_by_line() -> None:
+    pixels = np.zeros((200, 300, 3), np.uint8)
+    for i in range(6):
+        row, column = divmod(i, 3)
+        pixels[100 * row : 100 * row + 100, 100 * column : 100 * column + 100] = 40 * i
+    plan = read(**SETTINGS["small"]).prepare(pixels)
+    assert plan.cut == (2, 3) and len(plan.tiles) == 7
+    bytes_ = [round(float(tile.mean() + 1) * 127.5) for tile in plan.tiles]
+    assert bytes_ == [100, 0, 40, 80, 120, 160, 200]
+
+
+def test_too_narrow() -> None:
+    with pytest.raises(ImageError, match="picture of 402 x 2 pixels, expected sides that differ"):
+        read().choose((402, 2))
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "patch": ({"patch_size": 15}, "patch_size is 15, expected 14 as config.json says"),
+    "many slices": ({"max_slice_nums": 1000}, "max_slice_nums is 1000, expected an integer from 1"),
+    "large slices": (
+        {"scale_resolution": 10**6},
+        "scale_resolution is 1000000, expected at most 14336 pixels",
+    ),
+    "filter": ({"resample": 9}, "resample is 9, expected one of 0, 1, 2, 3"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_settings_that_cannot_be_followed(case: str) -> None:
+    values, reported = WRONG[case]
+    with pytest.raises(ModelError, match=f"^preprocessor_config.json: {reported}"):
+        read_sliced_tiling(Settings(values, "preprocessor_config.json"), 14, 4)
