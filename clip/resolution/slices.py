@@ -60,28 +60,28 @@ class SlicedTiling:
         own = self.grid(size, self.slices)
         if budget == DEFAULT_BUDGET:
             return own, ()
-        grids = [own, *(self.grid(size, most) for most in range(1, self.slices + 1))]
+        grids = [own, *(self.grid(size, count) for count in range(1, self.slices + 1))]
         chosen, notes = budget.choose([self.tokens(size, grid) for grid in grids])
         return grids[chosen], notes
 
-    def grid(self, size: Size, most: int) -> Size:
+    def grid(self, size: Size, maximum: int) -> Size:
         """The grid whose shape is closest to a picture's, of nearly as many slices as have the
-        picture's pixels, and at most `most` of them; of equally close ones that with more rows.
+        picture's pixels, and at most `maximum` of them; of equally close ones that with more rows.
         """
         width, height = size
-        wished = min(math.ceil(width * height / (self.side * self.side)), most)
+        wished = min(math.ceil(width * height / (self.side * self.side)), maximum)
         if wished <= 1:
             return WHOLE
-        shape, best, least = math.log(width / height), WHOLE, math.inf
+        shape, best, closest = math.log(width / height), WHOLE, math.inf
         for count in (wished - 1, wished, wished + 1):
-            if count == 1 or count > most:
+            if count == 1 or count > maximum:
                 continue
             for rows in range(1, count + 1):
                 if count % rows:
                     continue
                 error = abs(shape - math.log(count // rows / rows))
-                if error < least or (error == least and rows > best[1]):
-                    best, least = (count // rows, rows), error
+                if error < closest or (error == closest and rows > best[1]):
+                    best, closest = (count // rows, rows), error
         return best
 
     def whole(self, size: Size) -> Size:
@@ -99,8 +99,8 @@ class SlicedTiling:
         return self._count(self.whole(size)) + sliced
 
     def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        most = self.max_of_tile()
-        return budget.maximum([(count + (count > 1)) * most for count in (self.slices, 1)])
+        tile = self.max_of_tile()
+        return budget.maximum([(count + (count > 1)) * tile for count in (self.slices, 1)])
 
     def max_of_tile(self) -> int:
         """The most tokens of a tile: narrow ones are rounded up, beyond its pixels."""

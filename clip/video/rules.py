@@ -124,10 +124,10 @@ class EachSecond:
     maximum: int
 
     def __call__(self, clip: VideoFacts, fps: float | None, maximum: int | None) -> Sequence[int]:
-        rate, most = fps or 1.0, self.maximum if maximum is None else maximum
-        if clip.seconds * rate <= most:
+        rate, limit = fps or 1.0, self.maximum if maximum is None else maximum
+        if clip.seconds * rate <= limit:
             return [int(i * clip.fps / rate) for i in range(math.ceil(clip.seconds * rate))]
-        tenths = np.linspace(0, int(clip.seconds / 0.1) - 1, most, dtype=int)
+        tenths = np.linspace(0, int(clip.seconds / 0.1) - 1, limit, dtype=int)
         times = (round(int(i) * 0.1, 1) for i in tenths)
         return [min(int(time * clip.fps), clip.frames - 1) for time in times]
 
