@@ -50,7 +50,7 @@ so many seconds at most; `--budget` leaves out those for which too little is lef
 safetensors and tokenizers, transformers to be compared with, pytest for the tests, and no network. The package need not be installed; for pytest, where it cannot be
 (setuptools before 77), `PYTHONPATH=$(python tools/editable_types.py) pytest --device cuda`. [Its dry run](../benchmarks/results/2026-11-26-gpu-dry-run.md).
 
-## Compiled ahead: `--save`, `--kernels`
+## Compiled ahead
 
     mtmd warmup -m MODEL --target cuda:90 --save kernels      # here, without a GPU, with Triton
     mtmd serve -m MODEL --kernels kernels                     # there; or MTMD_KERNELS=kernels
@@ -137,7 +137,7 @@ As published: dense rates (no sparsity) with sums in fp32.
 
 {cards}
 
-## Several cards: `--tp N`
+## Several cards
 
     mtmd warmup --target h100 --tp 2 --random-weights qwen3-8b
 
