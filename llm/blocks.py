@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from mtmd.base.errors import ModelError
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.rotary import Rotary, sections
@@ -11,6 +13,7 @@ from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_WIDTH, Settings
 from mtmd.kernels.graph import Node
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
+from mtmd.llm.experts import Experts
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.state import KV, PAGE
 
@@ -130,16 +133,13 @@ def moe_ffn(
     x: Node,
     at: str,
     w: Weights,
+    experts: Experts,
     *,
-    top_k: int,
-    normalize: bool,
-    shared: bool = False,
     router_input: Node | None = None,
     shares: Node | None = None,
     act: str = "silu",
 ) -> Node:
-    """Experts, `top_k` for each token, and, with `shared`, one that reads every token, as much as
-    its gate lets through
+    """Experts, some for each token, and the one that reads every token, where there is one
 
     [T, D] -> [T, D]; arXiv:2401.06066 for the shared expert. The router reads `router_input` [T, D]
     where it is not what the experts read; `shares` [E] and `act` are the op's.
@@ -152,25 +152,26 @@ def moe_ffn(
     }
     router = w.linear(x if router_input is None else router_input, f"{at}.ffn_gate_inp")
     tables = (w.tensor(f"{at}.ffn_{part}_exps.weight") for part in parts)
+    more = (w.tensor(f"{at}.exp_probs_b.bias", torch.float32),) if experts.biased else ()
     y = ops.moe(
         x,
         router,
         *tables,
         shares,
-        top_k=top_k,
-        normalize=normalize,
+        *more,
+        routing=experts.routing,
         act=act,
         **quants,
         name=f"{at}.ffn_moe",
     )
-    if not shared:
+    if not experts.shared:
         return y
-    gate = ops.sigmoid(w.linear(x, f"{at}.ffn_gate_inp_shexp"), name=f"{at}.ffn_gate_shexp.sigmoid")
-    return ops.add(
-        ops.mul(swiglu(x, at, w, "_shexp"), gate, name=f"{at}.ffn_shexp"),
-        y,
-        name=f"{at}.ffn_experts",
-    )
+    shared = swiglu(x, at, w, "_shexp")
+    if experts.shared_gate:
+        gate = w.linear(x, f"{at}.ffn_gate_inp_shexp")
+        gate = ops.sigmoid(gate, name=f"{at}.ffn_gate_shexp.sigmoid")
+        shared = ops.mul(shared, gate, name=f"{at}.ffn_shexp")
+    return ops.add(shared, y, name=f"{at}.ffn_experts")
 
 
 def logits(x: Node, inputs: TextInputs, w: Weights, *, eps: float, tied: bool) -> Node:

@@ -11,23 +11,37 @@ from torch import Tensor
 from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
+from mtmd.kernels.ops.moe import Routing
 
 MAX_EXPERTS = 1 << 14
 
 
 @dataclass(frozen=True)
 class Experts:
-    """E experts of FFN width F, `top_k` for each token, their weights scaled to a sum of 1 if
-    `normalize`, in the layers `at`; and, where `shared` is not 0, one of that width which reads
-    every token.
+    """E experts of FFN width F in the layers `at`, chosen for each token as `routing` says, and by
+    ratings with a correction bias if `biased`; and, where `shared` is not 0, one of that width
+    which reads every token, and of which, with `shared_gate`, a gate lets through a part.
     """
 
     count: int
     ffn: int
-    top_k: int
-    normalize: bool
+    routing: Routing
     at: frozenset[int]
     shared: int = 0
+    shared_gate: bool = False
+    biased: bool = False
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """Names that checkpoints have for the tensors of a layer's experts: gate, up and down of each,
+    the router, the correction bias and the shared expert.
+    """
+
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    router: str = "gate"
+    bias: str = "gate.e_score_correction_bias"
+    shared: str = "shared_expert"
 
 
 def read_experts(c: Settings, layers: int, normalize: bool | None = None) -> Experts:
@@ -43,18 +57,76 @@ def read_experts(c: Settings, layers: int, normalize: bool | None = None) -> Exp
     if not isinstance(dense, list):
         raise ModelError(f"{c.where}: mlp_only_layers is {dense!r:.40}, expected a list of layers")
     shared = "shared_expert_intermediate_size"
+    normalize = c.flag("norm_topk_prob", False) if normalize is None else normalize
     return Experts(
         count=count,
         ffn=c.count("moe_intermediate_size", maximum=MAX_WIDTH),
-        top_k=c.count("num_experts_per_tok", maximum=count),
-        normalize=c.flag("norm_topk_prob", False) if normalize is None else normalize,
+        routing=Routing(c.count("num_experts_per_tok", maximum=count), normalize),
         at=frozenset(i for i in range(layers) if i not in dense and (i + 1) % step == 0),
         shared=c.count(shared, maximum=MAX_WIDTH) if c.get(shared, 0) else 0,
+        shared_gate=bool(c.get(shared, 0)),
     )
 
 
+def read_grouped_experts(
+    c: Settings, layers: int, *, score: str, group_best: int = 2, biased: bool = False
+) -> Experts | None:
+    """Read it from a text_config with the keys of DeepSeek's models (arXiv:2405.04434,
+    arXiv:2412.19437), None where none has experts: groups, a factor for the weights, first layers
+    without experts, shared experts that are one in their sum. Raises ModelError for what does not
+    fit together.
+    """
+    given = ("n_routed_experts", "num_local_experts", "num_experts")
+    key = next((k for k in given if c.get(k, None) is not None), None)
+    first = c.get("first_k_dense_replace", 0)
+    if type(first) is not int or first < 0:
+        raise ModelError(
+            f"{c.where}: first_k_dense_replace is {first!r:.40}, expected a number of layers"
+        )
+    if key is None or first >= layers:
+        return None
+    ffn = c.count("moe_intermediate_size", maximum=MAX_WIDTH)
+    shared = "n_shared_experts"
+    return Experts(
+        count=c.count(key, maximum=MAX_EXPERTS),
+        ffn=ffn,
+        routing=read_routing(c, c.count(key, maximum=MAX_EXPERTS), score, 1e-20, group_best),
+        at=frozenset(range(first, layers)),
+        shared=ffn * c.count(shared, maximum=MAX_WIDTH // ffn) if c.get(shared, 0) else 0,
+        biased=biased,
+    )
+
+
+def read_routing(c: Settings, count: int, score: str, eps: float, group_best: int = 2) -> Routing:
+    """Read how `count` experts are chosen among; `eps` is added to the sum of weights. Raises
+    ModelError where that cannot be done.
+    """
+    groups = c.count("n_group", 1, maximum=count)
+    routing = Routing(
+        c.count("num_experts_per_tok", maximum=count),
+        c.flag("norm_topk_prob", False),
+        score,
+        eps=eps if c.flag("norm_topk_prob", False) else 0.0,
+        scale=c.number("routed_scaling_factor", 1.0),
+        groups=groups,
+        top_groups=c.count("topk_group", 1, maximum=groups) if groups > 1 else 1,
+        group_best=group_best,
+    )
+    if reason := routing.rejects(count):
+        raise ModelError(
+            f"{c.where}: {reason}; expected num_experts_per_tok, n_group and topk_group that fit"
+        )
+    return routing
+
+
 def expert_parameters(
-    at: str, sources: tuple[str, ...], experts: Experts, width: int, *, turned: bool = False
+    at: str,
+    sources: tuple[str, ...],
+    experts: Experts,
+    width: int,
+    *,
+    turned: bool = False,
+    names: ExpertNames = ExpertNames(),
 ) -> dict[str, Parameter]:
     """The router and the experts of one layer, for width D; `sources` are the prefixes of their
     names, such as "model.layers.0.mlp.".
@@ -66,13 +138,17 @@ def expert_parameters(
     e, f = experts.count, experts.ffn
     parameters = {
         f"{at}.ffn_gate_inp.weight": Parameter(
-            (e, width), tuple(f"{source}gate.weight" for source in sources)
+            (e, width), tuple(f"{source}{names.router}.weight" for source in sources)
         )
     }
-    for part, shape, fused, parts, which in (
-        ("gate", (f, width), "gate_up", 2, 0),
-        ("up", (f, width), "gate_up", 2, 1),
-        ("down", (width, f), "down", 1, 0),
+    if experts.biased:
+        parameters[f"{at}.exp_probs_b.bias"] = Parameter(
+            (e,), tuple(f"{source}{names.bias}" for source in sources)
+        )
+    for part, own, shape, fused, parts, which in (
+        ("gate", names.parts[0], (f, width), "gate_up", 2, 0),
+        ("up", names.parts[1], (f, width), "gate_up", 2, 1),
+        ("down", names.parts[2], (width, f), "down", 1, 0),
     ):
         whole = (e, parts * shape[0], shape[1])
         ways = []
@@ -80,7 +156,7 @@ def expert_parameters(
             one = (f"{source}experts.{fused}_proj",)
             ways.append(
                 Stored(
-                    tuple(f"{source}experts.{i}.{part}_proj.weight" for i in range(e)),
+                    tuple(f"{source}experts.{i}.{own}.weight" for i in range(e)),
                     shape,
                     _stack,
                     picks_rows=True,
@@ -95,32 +171,29 @@ def expert_parameters(
             Stored((both,), whole, partial(_part, which, parts), picks_rows=True),
         )
         parameters[name] = Parameter((e, *shape), (), others=tuple(ways), gguf=gguf[:parts])
-    return (
-        parameters | _shared_parameters(at, sources, experts.shared, width)
-        if experts.shared
-        else parameters
-    )
+    if experts.shared:
+        parameters |= _shared_parameters(at, sources, experts, width, names)
+    return parameters
 
 
 def _shared_parameters(
-    at: str, sources: tuple[str, ...], ffn: int, width: int
+    at: str, sources: tuple[str, ...], experts: Experts, width: int, names: ExpertNames
 ) -> dict[str, Parameter]:
-    gate, shapes = (
-        f"{at}.ffn_gate_inp_shexp.weight",
-        {"gate": (ffn, width), "up": (ffn, width), "down": (width, ffn)},
-    )
+    ffn, gate = experts.shared, f"{at}.ffn_gate_inp_shexp.weight"
+    shapes = {"gate": (ffn, width), "up": (ffn, width), "down": (width, ffn)}
     parameters = {
         f"{at}.ffn_{part}_shexp.weight": Parameter(
-            shape, tuple(f"{source}shared_expert.{part}_proj.weight" for source in sources)
+            shape, tuple(f"{source}{names.shared}.{own}.weight" for source in sources)
         )
-        for part, shape in shapes.items()
+        for (part, shape), own in zip(shapes.items(), names.parts, strict=True)
     }
-    # llama.cpp's quantizer writes a matrix of one row as a vector.
-    parameters[gate] = Parameter(
-        (1, width),
-        tuple(f"{source}shared_expert_gate.weight" for source in sources),
-        gguf=(Stored((gate,), (1, width)), Stored((gate,), (width,), _one_row)),
-    )
+    if experts.shared_gate:
+        # llama.cpp's quantizer writes a matrix of one row as a vector.
+        parameters[gate] = Parameter(
+            (1, width),
+            tuple(f"{source}{names.shared}_gate.weight" for source in sources),
+            gguf=(Stored((gate,), (1, width)), Stored((gate,), (width,), _one_row)),
+        )
     return parameters
 
 

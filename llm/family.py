@@ -16,7 +16,7 @@ from mtmd.kernels.checkpoint.rotary import Rotary, gguf_rope, gguf_scaling
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.plan.flash_choice import AttentionForm
-from mtmd.llm.gguf_keys import GgufText
+from mtmd.llm.gguf_keys import GATING, GgufText
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.state import State
 
@@ -227,8 +227,16 @@ def common_keys(
         "num_experts": "expert_count",
         "num_experts_per_tok": "expert_used_count",
         "moe_intermediate_size": "expert_feed_forward_length",
+        "n_shared_experts": "expert_shared_count",
+        "first_k_dense_replace": "leading_dense_block_count",
+        "norm_topk_prob": "expert_weights_norm",
+        "routed_scaling_factor": "expert_weights_scale",
+        "n_group": "expert_group_count",
+        "topk_group": "expert_group_used_count",
     }
     config = {ours: keys.get(theirs, None) for ours, theirs in same.items()}
+    if (gating := keys.get("expert_gating_func", 0)) != 0:  # 0: the architecture's own
+        config["scoring_func"] = GATING[keys.choice("expert_gating_func", GATING, gating)]
     tokens = metadata.get("tokenizer.ggml.tokens", ())
     if not isinstance(tokens, (list, tuple)):
         raise ModelError(

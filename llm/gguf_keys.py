@@ -82,6 +82,10 @@ def sliding_layers(keys: Settings, default: int) -> list[bool]:
     return [(layer + 1) % every != 0 for layer in range(depth)]
 
 
+GATING = {1: "softmax", 2: "sigmoid"}
+"""Scores of experts by expert_gating_func (llama.cpp's llama_expert_gating_func_type)."""
+
+
 def expert_keys(experts: Experts | None) -> dict[str, Any]:
     """Return the keys of a mixture of experts."""
     if experts is None:
@@ -89,7 +93,33 @@ def expert_keys(experts: Experts | None) -> dict[str, Any]:
     shared = {"expert_shared_feed_forward_length": experts.shared} if experts.shared else {}
     return {
         "expert_count": experts.count,
-        "expert_used_count": experts.top_k,
+        "expert_used_count": experts.routing.top_k,
         "expert_feed_forward_length": experts.ffn,
         **shared,
     }
+
+
+def routing_keys(experts: Experts | None, layers: int) -> dict[str, Any]:
+    """Return the keys of a mixture of experts whose routing is in the file, too: scores, factor,
+    groups, and how many of the first layers have none.
+    """
+    if experts is None:
+        return {"leading_dense_block_count": layers}
+    routing = experts.routing
+    keys = {
+        "expert_count": experts.count,
+        "expert_used_count": routing.top_k,
+        "expert_feed_forward_length": experts.ffn,
+        "expert_gating_func": next(n for n, score in GATING.items() if score == routing.score),
+        "expert_weights_scale": routing.scale,
+        "expert_weights_norm": routing.normalize,
+        "leading_dense_block_count": layers - len(experts.at),
+    }
+    if experts.shared:
+        keys["expert_shared_count"] = experts.shared // experts.ffn
+    if routing.groups > 1:
+        keys |= {
+            "expert_group_count": routing.groups,
+            "expert_group_used_count": routing.top_groups,
+        }
+    return keys

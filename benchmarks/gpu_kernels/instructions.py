@@ -28,6 +28,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mtmd.kernels.ops.moe import Routing
+
 WIDTH = OUTER = 4096
 EXPERTS, CHOSEN, EXPERT_WIDTH, EXPERT_UNITS = 128, 8, 2048, 768
 LABEL = re.compile(r"\s*(\.L_\w+):")
@@ -162,7 +164,9 @@ def of_experts(kind: str, rows: int, table: str) -> Any:
         for outer, inner in ((EXPERT_UNITS, EXPERT_WIDTH), (EXPERT_WIDTH, EXPERT_UNITS))
     )
     quants = dict.fromkeys(("gate_quant", "up_quant", "down_quant"), kind)
-    made = KERNEL.launched(x, router, up, up, down, top_k=CHOSEN, normalize=True, **quants)
+    made = KERNEL.launched(
+        x, router, up, up, down, routing=Routing(CHOSEN, normalize=True), **quants
+    )
     return next(p for p in made if f"{table}_step" in p.call.scalars)
 
 

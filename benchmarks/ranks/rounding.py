@@ -69,8 +69,7 @@ def in_fp64(node: Node, inputs: list[Tensor], rounds: bool) -> tuple[Tensor, lis
     """The op, and the integers of each expert's x where products round."""
     x, router, gate, up, down = inputs[:5]
     attrs, integers = node.attrs, []
-    shares = inputs[5] if len(inputs) > 5 else None
-    weights, chosen = route(router, attrs["top_k"], attrs["normalize"], shares)
+    weights, chosen = route(router, attrs["routing"], *inputs[5:])
     total = torch.zeros(x.shape, dtype=torch.float64)
     for e in chosen.unique().tolist():
         tokens, location = (chosen == e).nonzero(as_tuple=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from mtmd.kernels.cpu import matmul, quant_matmul
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
-from mtmd.kernels.ops.moe import activate, route
+from mtmd.kernels.ops.moe import Routing, activate, route
 from mtmd.kernels.quantization.blocks import dequantize
 
 
@@ -22,9 +22,9 @@ def moe(
     up: Tensor,
     down: Tensor,
     shares: Tensor | None = None,
+    bias: Tensor | None = None,
     *,
-    top_k: int,
-    normalize: bool,
+    routing: Routing,
     act: str = "silu",
     gate_quant: str | None = None,
     up_quant: str | None = None,
@@ -32,11 +32,11 @@ def moe(
 ) -> Tensor:
     """The `moe` op
 
-    x [T, D], router [T, E], gate and up [E, F, D], down [E, D, F], shares [E] -> [T, D]
+    x [T, D], router [T, E], gate and up [E, F, D], down [E, D, F], shares and bias [E] -> [T, D]
     """
-    weights, chosen = route(router, top_k, normalize, shares)
+    weights, chosen = route(router, routing, shares, bias)
     experts, order = chosen.flatten().sort(stable=True)  # all choices, by expert
-    tokens, factors = order // top_k, weights.flatten()[order, None]
+    tokens, factors = order // routing.top_k, weights.flatten()[order, None]
     total = x.new_zeros(x.shape, dtype=torch.float32)
     start = 0
     for e, count in zip(
@@ -44,10 +44,13 @@ def moe(
     ):
         part = slice(start, start + count)
         rows = x if len(x) == 1 else x[tokens[part]]
+        if routing.on_input:
+            rows = (rows * factors[part]).to(x.dtype)
         gated = activate(_product(rows, gate[e], gate_quant), act).mul_(
             _product(rows, up[e], up_quant)
         )
-        total.index_add_(0, tokens[part], _product(gated, down[e], down_quant) * factors[part])
+        y = _product(gated, down[e], down_quant)
+        total.index_add_(0, tokens[part], y.float() if routing.on_input else y * factors[part])
         start += count
     return total.to(x.dtype)
 
@@ -59,9 +62,9 @@ def workspace(
     up: Type,
     down: Type,
     shares: Type | None = None,  # noqa: ARG001
+    bias: Type | None = None,
     *,
-    top_k: int,
-    normalize: bool,  # noqa: ARG001
+    routing: Routing,
     act: str = "silu",  # noqa: ARG001
     gate_quant: str | None = None,
     up_quant: str | None = None,
@@ -78,10 +81,12 @@ def workspace(
         _stored(wide, up, up_quant),
         _stored(narrow, down, down_quant),
     )
+    rated = 12 if routing.by_logits(bias) else 24
     # In fp32 the sum and, beside what an expert makes of its tokens, the same times their shares;
     # ratings and choices of every token.
     return (
-        tokens * (8 * width + 2 * item * width + 2 * item * ffn + 12 * router.shape[1] + 56 * top_k)
+        tokens * (8 * width + 2 * item * width + 2 * item * ffn)
+        + tokens * (rated * router.shape[1] + 56 * routing.top_k)
         + products
     )
 

@@ -217,7 +217,8 @@ def _filled(node: Node, call: Call) -> int:
         return call.programs
     x, _, gate = node.inputs[:3]
     assert x is not None and gate is not None
-    experts, choices = gate.shape[0], x.shape[0] * int(node.attrs["top_k"])
-    used: float = experts * (1 - (1 - node.attrs["top_k"] / experts) ** x.shape[0])
+    experts, top_k = gate.shape[0], int(node.attrs["routing"].top_k)
+    choices = x.shape[0] * top_k
+    used: float = experts * (1 - (1 - top_k / experts) ** x.shape[0])
     rows = int(call.constants["ROWS"])
     return min(blocks, round(used * -(-choices // (round(used) * rows)))) * each

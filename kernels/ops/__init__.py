@@ -36,7 +36,7 @@ from mtmd.kernels.ops.gather import (
 )
 from mtmd.kernels.ops.image import conv2d, patch_embed, patches, pool2d, resize2d, unshuffle
 from mtmd.kernels.ops.matmul import lora, matmul, matmul_gated, matmul_gelu
-from mtmd.kernels.ops.moe import moe
+from mtmd.kernels.ops.moe import Routing, moe
 from mtmd.kernels.ops.norm import (
     add_layer_norm,
     add_norm,
@@ -53,6 +53,7 @@ from mtmd.kernels.ops.view import columns, half, kv_half, reshape, rows
 __all__ = [
     "OPS",
     "Op",
+    "Routing",
     "add",
     "add_layer_norm",
     "add_norm",

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,6 +15,50 @@ from mtmd.kernels.ops.op import need, need_floats, op, values_in
 from mtmd.kernels.quantization.blocks import dequantize
 
 ACTIVATIONS = ("silu", "gelu_tanh")
+SCORES = ("softmax", "sigmoid")
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The choice of experts, and of their weights, by a router's logits.
+
+    A score is the softmax of a token's logits or the sigmoid of each. The `top_k` experts with the
+    highest ratings are chosen: score plus a correction bias, where there is one (arXiv:2408.15664).
+    With `groups` of experts that follow each other, only those of the `top_groups` best groups may
+    be chosen; a group is rated by the sum of the `group_best` highest ratings in it
+    (arXiv:2405.04434, 2.1.4; arXiv:2412.19437, 2.1.2). Weights are the scores without the bias,
+    with `normalize` divided by their sum plus `eps`, times `scale`. They multiply what an expert
+    makes of a token, or, with `on_input`, what it reads (Llama 4).
+    """
+
+    top_k: int
+    normalize: bool
+    score: str = "softmax"
+    eps: float = 0.0
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 2
+    on_input: bool = False
+
+    def rejects(self, experts: int) -> str | None:
+        """Return None if so many experts can be chosen among in this way, else why not."""
+        if not 0 < self.top_k <= experts:
+            return f"top_k {self.top_k} of {experts} experts"
+        if self.score not in SCORES:
+            return f"score {self.score!r}, expected one of {', '.join(SCORES)}"
+        if self.groups < 1 or experts % self.groups or not 0 < self.top_groups <= self.groups:
+            return f"{self.top_groups} of {self.groups} groups of {experts} experts"
+        each = experts // self.groups
+        if self.groups > 1 and not (self.group_best in (1, 2) and self.group_best <= each):
+            return f"groups of {each} rated by {self.group_best} experts, expected 1 or 2"
+        if self.top_k > each * self.top_groups:
+            return f"top_k {self.top_k} of {self.top_groups} groups of {each} experts"
+        return None
+
+    def by_logits(self, bias: object) -> bool:
+        """Return whether ratings are in the order of the logits, which then decide."""
+        return bias is None and self.groups == 1
 
 
 def _expert_shape(w: Type, quant: str | None, x: Type, what: str) -> tuple[int, int, int]:
@@ -29,9 +75,9 @@ def _shape(
     up: Type,
     down: Type,
     shares: Type | None = None,
+    bias: Type | None = None,
     *,
-    top_k: int,
-    normalize: bool,  # noqa: ARG001
+    routing: Routing,
     act: str = "silu",
     gate_quant: str | None = None,
     up_quant: str | None = None,
@@ -39,10 +85,11 @@ def _shape(
 ) -> Type:
     need_floats(x, router)
     need(act in ACTIVATIONS, f"act {act!r}, expected one of {', '.join(ACTIVATIONS)}")
-    need(
-        shares is None or (shares.shape == router.shape[1:] and shares.dtype == torch.float32),
-        f"shares {shares} of router {router}",
-    )
+    for what, one in (("shares", shares), ("bias", bias)):
+        need(
+            one is None or (one.shape == router.shape[1:] and one.dtype == torch.float32),
+            f"{what} {one} of router {router}",
+        )
     need(
         len(x.shape) == len(router.shape) == 2 and x.shape[0] == router.shape[0],
         f"x {list(x.shape)}, router {list(router.shape)}",
@@ -60,15 +107,21 @@ def _shape(
         _expert_shape(down, down_quant, x, "down") == (experts, width, ffn),
         f"down {list(down.shape)} for gate {list(gate.shape)}",
     )
-    need(0 < top_k <= experts, f"top_k {top_k} of {experts} experts")
+    reason = routing.rejects(experts)
+    need(reason is None, str(reason))
     return Type.contiguous(x.shape, x.dtype)
+
+
+def _top_k(node: Node) -> int:
+    routing: Routing = node.attrs["routing"]
+    return routing.top_k
 
 
 def _flops(node: Node) -> int:
     """Three products for each token and expert that reads it."""
     x, _, gate = node.inputs[:3]
     assert x is not None and gate is not None
-    return 6 * x.type.count * int(node.attrs["top_k"]) * gate.shape[1]
+    return 6 * x.type.count * _top_k(node) * gate.shape[1]
 
 
 def _traffic(node: Node) -> int:
@@ -77,7 +130,7 @@ def _traffic(node: Node) -> int:
     """
     x, router, *tables = list(node.operands)[:5]
     experts, tokens = tables[0].shape[0], x.shape[0]
-    used: float = experts * (1 - (1 - node.attrs["top_k"] / experts) ** tokens)
+    used: float = experts * (1 - (1 - _top_k(node) / experts) ** tokens)
     return (
         node.type.bytes
         + x.type.bytes
@@ -96,10 +149,11 @@ def _workspace(node: Node) -> int:
     decoded = (
         2 * ffn * width * (4 + item) if any(t.dtype == torch.uint8 for t in node.operands) else 0
     )
-    chosen = tokens * int(node.attrs["top_k"])
+    chosen = tokens * _top_k(node)
+    rated = 24 if node.attrs["routing"].groups > 1 or len(node.inputs) > 6 else 12
     return (
         4 * x.type.count
-        + 12 * router.type.count
+        + rated * router.type.count
         + 40 * chosen
         + decoded
         + tokens * (width * (item + 12) + 3 * ffn * item)
@@ -114,46 +168,71 @@ def moe(
     up: Tensor,
     down: Tensor,
     shares: Tensor | None = None,
+    bias: Tensor | None = None,
     *,
-    top_k: int,
-    normalize: bool,
+    routing: Routing,
     act: str = "silu",
     gate_quant: str | None = None,
     up_quant: str | None = None,
     down_quant: str | None = None,
 ) -> Tensor:
-    """sum_e p_e s_e down_e (act(gate_e x) * up_e x) over the `top_k` experts e that a token rates
-    highest, p = softmax(router)
+    """sum_e p_e s_e down_e (act(gate_e x) * up_e x) over the experts e that `routing` chooses for a
+    token with weights p; with its `on_input` down_e (act(gate_e x p_e s_e) * up_e x p_e s_e)
 
-    x [T, D], router [T, E] (logits), gate and up [E, F, D], down [E, D, F] -> [T, D]. `normalize`:
-    the chosen p are scaled to a sum of 1. `shares` fp32 [E] is s, 1 where it is absent. `act` is
+    x [T, D], router [T, E] (logits), gate and up [E, F, D], down [E, D, F] -> [T, D]. `shares` fp32
+    [E] is s, 1 where it is absent; `bias` fp32 [E] is the correction bias of ratings. `act` is
     "silu" or "gelu_tanh". `gate_quant`, `up_quant`, `down_quant` name the GGUF block types of
     tables that are u8 [E, rows, bytes of a row's values]. Ratings and the sum are fp32.
     """
-    weights, chosen = route(router, top_k, normalize, shares)
+    weights, chosen = route(router, routing, shares, bias)
     total = x.new_zeros(x.shape, dtype=torch.float32)
     for e in chosen.unique().tolist():
         tokens, location = (chosen == e).nonzero(as_tuple=True)
-        rows = x[tokens]
+        rows, factor = x[tokens], weights[tokens, location, None]
+        if routing.on_input:
+            rows = (rows * factor).to(x.dtype)
         gated = activate(rows @ _matrix(gate, e, gate_quant, x).t(), act).mul_(
             rows @ _matrix(up, e, up_quant, x).t()
         )
         y = gated @ _matrix(down, e, down_quant, x).t()
-        total.index_add_(0, tokens, y * weights[tokens, location, None])
+        total.index_add_(0, tokens, y.float() if routing.on_input else y * factor)
     return total.to(x.dtype)
 
 
 def route(
-    router: Tensor, top_k: int, normalize: bool, shares: Tensor | None = None
+    router: Tensor, routing: Routing, shares: Tensor | None = None, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Weights, fp32, and numbers of the experts of each token
 
-    router [T, E], shares [E] -> [T, top_k] each
+    router [T, E], shares [E], bias [E] -> [T, top_k] each
     """
-    weights, chosen = router.float().softmax(-1).topk(top_k, -1)
-    if normalize:
-        weights = weights / weights.sum(-1, keepdim=True)
+    logits = router.float()
+    scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
+    if routing.by_logits(bias):
+        ratings = logits
+    else:
+        ratings = _in_best_groups(scores if bias is None else scores + bias, routing)
+    chosen = ratings.topk(routing.top_k, -1).indices
+    weights = scores.gather(-1, chosen)
+    if routing.normalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + routing.eps)
+    if routing.scale != 1:
+        weights = weights * routing.scale
     return (weights if shares is None else weights * shares[chosen]), chosen
+
+
+def _in_best_groups(ratings: Tensor, routing: Routing) -> Tensor:
+    """Ratings with those of experts that may not be chosen at minus infinity
+
+    [T, E] -> [T, E]
+    """
+    if routing.groups == 1:
+        return ratings
+    grouped = ratings.view(len(ratings), routing.groups, -1)
+    rated = grouped.topk(routing.group_best, -1).values.sum(-1)
+    best = rated.topk(routing.top_groups, -1).indices
+    closed = torch.ones_like(rated, dtype=torch.bool).scatter_(-1, best, False)
+    return grouped.masked_fill(closed[..., None], float("-inf")).view_as(ratings)
 
 
 def activate(x: Tensor, act: str) -> Tensor:

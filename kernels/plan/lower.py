@@ -29,6 +29,7 @@ from mtmd.kernels.cpu.native.pool import shared_pool
 from mtmd.kernels.cpu.native.program import Instruction, Pointer, Program
 from mtmd.kernels.cpu.tiled import few_rows
 from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.plan.steps import NativeFacts, Step
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -940,28 +941,33 @@ def _rejects_moe(low: Lowering, node: Node, inputs: Operands) -> str | None:  # 
 
 
 def _emit_moe(low: Lowering, node: Node, inputs: Operands) -> None:
-    x, router, gate, up, down, shares = (*inputs, None)[:6]
+    x, router, gate, up, down, shares, bias = (*inputs, None, None)[:7]
     assert x is not None and router is not None
     assert gate is not None and up is not None and down is not None
-    attrs, (tokens, width), maximum = node.attrs, x.shape, int(node.attrs["top_k"])
+    attrs, (tokens, width) = node.attrs, x.shape
+    routing: Routing = attrs["routing"]
+    maximum = routing.top_k
     pairs, ffn, experts, size = tokens * maximum, gate.shape[1], router.shape[1], x.dtype.itemsize
     weights, chosen = low.room(4 * pairs), low.room(8 * pairs)
     address = compile_kernel(
-        experts_.emit_route, name_of(router), attrs["normalize"], shares is not None
+        experts_.emit_route, name_of(router), routing, shares is not None, bias is not None
     )
-    args: list[Location] = [
-        low.location(router),
-        router.type.strides[0],
-        experts,
-        maximum,
-        weights,
-        chosen,
-    ]
-    args += [low.location(shares) if shares is not None else 0, low.room(4 * tokens * experts)]
+    args: list[Location] = [low.location(router), router.type.strides[0], experts, weights, chosen]
+    args += [low.location(one) if one is not None else 0 for one in (shares, bias)]
+    for each in (experts, experts, experts + routing.groups, routing.groups):
+        args.append(low.room(4 * tokens * each))
     low.add(address, args, tokens, 1, f"{node.name} route", again=False)  # it notes what it took
+    read, read_by, of = low.location(x), maximum, tokens
+    if routing.on_input:
+        address = compile_kernel(rows.emit_each, "mul", name_of(x), "f32", name_of(x), 0, "")
+        read, read_by, of = low.room(pairs * width * size), 1, pairs
+        args = [low.location(x), width, 0, weights, maximum, 1, read, maximum * width, width]
+        units = pairs * -(-width // rows.BLOCK)
+        chunk = max(WORTH // min(width, rows.BLOCK), 1)
+        low.add(address, [*args, maximum, width, 0, 0], units, chunk, f"{node.name} scale")
     halves = [low.room(pairs * ffn * size) for _ in range(2)]
     for part, table, to in (("gate", gate, halves[0]), ("up", up, halves[1])):
-        _chosen(low, node, part, x, low.location(x), tokens, maximum, table, width, chosen, to)
+        _chosen(low, node, part, x, read, of, read_by, table, width, chosen, to)
     gated = low.room(pairs * ffn * size)
     kind, approximate = (
         ("silu_mul", "") if attrs.get("act", "silu") == "silu" else ("gelu_mul", "tanh")
@@ -972,7 +978,7 @@ def _emit_moe(low: Lowering, node: Node, inputs: Operands) -> None:
     low.add(address, args, pairs * -(-ffn // rows.BLOCK), WORTH // rows.BLOCK, f"{node.name} act")
     mixed = low.room(pairs * width * size)
     _chosen(low, node, "down", x, gated, pairs, 1, down, ffn, chosen, mixed)
-    address = compile_kernel(experts_.emit_mix, name_of(x), name_of(node))
+    address = compile_kernel(experts_.emit_mix, name_of(x), name_of(node), not routing.on_input)
     args = [mixed, weights, maximum, low.make(node), width]
     low.add(address, args, tokens * -(-width // 256), 4, node.name)
 

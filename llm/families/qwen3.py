@@ -165,10 +165,7 @@ class Qwen3Text:
             y = w.linear(y, f"{at}.attn_output", bias=self.bias)
             x = ops.add(y, x, name=f"{at}.attn_residual")
             y = w.rms_norm(x, f"{at}.ffn_norm", self.eps)
-            if experts and layer in experts.at:
-                y = moe_ffn(y, at, w, top_k=experts.top_k, normalize=experts.normalize)
-            else:
-                y = swiglu(y, at, w)
+            y = moe_ffn(y, at, w, experts) if experts and layer in experts.at else swiglu(y, at, w)
             x = deepstack(ops.add(y, x, name=f"{at}.ffn_residual"), layer, inputs)
         return logits(x, inputs, w, eps=self.eps, tied=self.tied)
 

@@ -4,6 +4,7 @@ shared expert, and what is refused.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -18,12 +19,13 @@ from mtmd.kernels.checkpoint.canonical import CanonicalWeights, Parameter
 from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.graph import Type, graph_input, toposort
 from mtmd.kernels.layers import Weights
+from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.plan.executor import Executor, Residency
 from mtmd.kernels.plan.scheduler import make_plan
 from mtmd.llm.blocks import moe_ffn
 from mtmd.llm.experts import Experts, expert_parameters
 
-ONE = Experts(5, 14, 2, True, frozenset((0,)))
+ONE = Experts(5, 14, Routing(2, normalize=True), frozenset((0,)))
 SOURCES = ("model.language_model.layers.0.mlp.", "model.layers.0.mlp.")
 
 
@@ -130,24 +132,17 @@ def test_misshapen_experts_are_named_with_both_shapes() -> None:
         CanonicalWeights(Stored(tensors), tables(ONE, 40), "folder")
 
 
-def run(
-    x: Tensor, weights: CanonicalWeights, *, top_k: int, normalize: bool, shared: bool = False
-) -> tuple[Tensor, list[str]]:
+def run(x: Tensor, weights: CanonicalWeights, experts: Experts) -> tuple[Tensor, list[str]]:
     """What the layer gives for x, and the types of the weights its plan holds."""
     graph = moe_ffn(
-        graph_input("x", x.shape, x.dtype, lambda b: b),
-        "blk.0",
-        Weights(weights, x.dtype),
-        top_k=top_k,
-        normalize=normalize,
-        shared=shared,
+        graph_input("x", x.shape, x.dtype, lambda b: b), "blk.0", Weights(weights, x.dtype), experts
     )
     stored = [str(n.type) for n in toposort(graph) if n.op == "weight" and "_exps" in n.name]
     return Executor(make_plan([graph], [Cpu()]), Residency()).run(x)[0], stored
 
 
 def test_blocks_are_multiplied_as_they_are(tmp_path: Path) -> None:
-    experts = Experts(3, 64, 2, False, frozenset((0,)))
+    experts = Experts(3, 64, Routing(2, normalize=False), frozenset((0,)))
     parameters = expert_parameters("blk.0", SOURCES, experts, 96)
     kinds = {
         "blk.0.ffn_gate_exps.weight": "Q4_0",
@@ -173,16 +168,10 @@ def test_blocks_are_multiplied_as_they_are(tmp_path: Path) -> None:
     writer.close()
     x = torch.randn(7, 96, generator=torch.Generator().manual_seed(1))
     actual, stored = run(
-        x,
-        CanonicalWeights(GgufFile(tmp_path / "text.gguf"), parameters, "file"),
-        top_k=2,
-        normalize=False,
+        x, CanonicalWeights(GgufFile(tmp_path / "text.gguf"), parameters, "file"), experts
     )
     expected, wide = run(
-        x,
-        CanonicalWeights(Stored(plain, canonical=True), parameters, "file"),
-        top_k=2,
-        normalize=False,
+        x, CanonicalWeights(Stored(plain, canonical=True), parameters, "file"), experts
     )
     # products of few rows take x as integers of 16 bits
     assert ((actual - expected) ** 2).mean() <= 1e-6 * (expected**2).mean()
@@ -210,16 +199,8 @@ def test_the_shared_expert_is_transformers() -> None:
     torch.manual_seed(3)
     for p in block.parameters():
         torch.nn.init.normal_(p, std=0.3)
-    names = {
-        "ffn_gate_shexp": ("shared_expert.gate_proj", (22, 40)),
-        "ffn_up_shexp": ("shared_expert.up_proj", (22, 40)),
-        "ffn_down_shexp": ("shared_expert.down_proj", (40, 22)),
-        "ffn_gate_inp_shexp": ("shared_expert_gate", (1, 40)),
-    }
-    parameters = expert_parameters("blk.0", ("",), ONE, 40) | {
-        f"blk.0.{part}.weight": Parameter(shape, (f"{name}.weight",))
-        for part, (name, shape) in names.items()
-    }
+    experts = replace(ONE, shared=22, shared_gate=True)
+    parameters = expert_parameters("blk.0", ("",), experts, 40)
     weights = CanonicalWeights(
         Stored({name: p.data for name, p in block.state_dict().items()}), parameters, "folder"
     )
@@ -227,10 +208,8 @@ def test_the_shared_expert_is_transformers() -> None:
     with torch.no_grad():
         actual = block(x[None])
     expected = (actual[0] if isinstance(actual, tuple) else actual)[0]
-    torch.testing.assert_close(
-        run(x, weights, top_k=2, normalize=True, shared=True)[0], expected, rtol=1e-5, atol=1e-5
-    )
-    alone = run(x, weights, top_k=2, normalize=True)[0]
+    torch.testing.assert_close(run(x, weights, experts)[0], expected, rtol=1e-5, atol=1e-5)
+    alone = run(x, weights, ONE)[0]
     assert (
         float((alone - expected).norm() / expected.norm()) > 0.1
     )  # the shared expert is not lost in the others

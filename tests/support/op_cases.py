@@ -19,6 +19,7 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.quant_matmul.cases import KINDS, random_blocks
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS, rope_table
+from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.quantization.blocks import BLOCKS, dequantize
 from mtmd.kernels.quantization.kv_rows import ROW_TYPES, quantize_rows
 
@@ -700,13 +701,23 @@ def _state_store(d: Draw) -> Case:
 
 def _moe(d: Draw) -> Case:
     tokens, experts = d.size(), d.size(1, 2, 5, 8)
-    attrs = {
-        "top_k": d.rng.randint(1, experts),
-        "normalize": d.maybe(),
-        "act": d.rng.choice(("silu", "gelu_tanh")),
-    }
+    grouped = {"groups": 2, "top_groups": d.rng.choice((1, 2))} if experts == 8 else {}
+    routing = Routing(
+        d.rng.randint(1, 4 if grouped else experts),
+        d.maybe(),
+        score=d.rng.choice(("softmax", "sigmoid")),
+        eps=d.rng.choice((0.0, 1e-6)),
+        scale=d.rng.choice((1.0, 2.5)),
+        group_best=d.rng.choice((1, 2)),
+        on_input=d.maybe(),
+        **grouped,
+    )
+    attrs = {"routing": routing, "act": d.rng.choice(("silu", "gelu_tanh"))}
     router = d.values(tokens, experts, dtype=d.rng.choice((d.dtype, torch.float32)))
-    shares = [d.lay(d.values(experts, dtype=torch.float32).sigmoid())] if d.maybe() else []
+    shares: list[Tensor | None] = [
+        d.lay(d.values(experts, dtype=torch.float32).sigmoid()) if d.maybe() else None,
+        d.lay(d.values(experts, dtype=torch.float32)) if d.maybe() else None,
+    ]
     if d.maybe():
         width, ffn = d.size(), d.size()
         return [

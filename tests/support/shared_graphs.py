@@ -12,6 +12,7 @@ from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.rotary import rotary
 from mtmd.kernels.gpu.quant_matmul.cases import random_blocks
 from mtmd.kernels.graph import Node, Type, constant, graph_input, weight
+from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.plan.flash_choice import AttentionForm
 from mtmd.kernels.quantization.blocks import BLOCKS
 
@@ -290,8 +291,7 @@ class Maker:
             self.tensor(f"{at}.gate", experts, size, self.width),
             self.tensor(f"{at}.up", experts, size, self.width),
             self.tensor(f"{at}.down", experts, self.width, size),
-            top_k=2,
-            normalize=True,
+            routing=Routing(2, normalize=True),
             name=f"{at}.moe",
         )
         if not shared:

@@ -6,55 +6,110 @@ product's kernel for each pair of a token and an expert, with the arguments of t
 
 from __future__ import annotations
 
-from mtmd.kernels.cpu.native.emit import F32, I32, I64, Emitter, vec
+from mtmd.kernels.cpu.native.emit import F32, I32, I64, Emitter, Value, Var, vec
+from mtmd.kernels.ops.moe import Routing
 
 LANES = 16
 ARGS = 12  # of a product (products.py): 0 is x, 2 the weight, 4 the result
 
 
-def emit_route(e: Emitter, router: str, normalize: bool, shares: bool) -> None:
-    """The `top_k` largest of softmax(router) of each token and where they are
+def emit_route(e: Emitter, router: str, routing: Routing, shares: bool, bias: bool) -> None:
+    """The experts of each token, as `routing` says, and their weights
 
-    args: router, router stride, E, top_k, weights (float32 [T, k]), chosen (int64 [T, k]), shares
-    (float32 [E]), taken (int32 [T, E], to be written to). Units: tokens.
+    args: router, router stride, E, weights (float32 [T, k]), chosen (int64 [T, k]), shares (float32
+    [E]), bias (float32 [E]), and memory to be written to: scores and ratings (float32 [T, E] each),
+    what may not be chosen (int32 [T, E + groups]), the groups' ratings (float32 [T, groups]).
+    Units: tokens.
     """
-    router_ptr, stride, experts, maximum = e.arg_ptr(0), e.arg(1), e.arg(2), e.arg(3)
-    weights, chosen, shares_ptr, taken = (e.arg_ptr(i) for i in (4, 5, 6, 7))
-    best, location, total, saved = e.var(F32), e.var(I64), e.var(F32), e.var(F32)
+    router_ptr, stride, experts = e.arg_ptr(0), e.arg(1), e.arg(2)
+    weights, chosen, shares_ptr, bias_ptr = (e.arg_ptr(i) for i in (3, 4, 5, 6))
+    scores, ratings, closed, group_ratings = (e.arg_ptr(i) for i in (7, 8, 9, 10))
+    best, second, total, saved = (e.var(F32) for _ in range(4))
+    location, maximum, groups = e.var(I64), routing.top_k, routing.groups
     with e.loop(e.first, e.last) as t:
-        at = t * stride
+        at, own = t * stride, t * experts
         best.set(float("-inf"))
         with e.loop(0, experts) as i:
             best.set(e.maximum(e.read(router_ptr, router, at + i), best.get()))
-            e.store(taken, e.const(I32, 0), t * experts + i)
         top = best.get()
         total.set(0.0)
         with e.loop(0, experts) as i:
-            total.add(e.exp(e.read(router_ptr, router, at + i) - top))
+            value = e.read(router_ptr, router, at + i)
+            score = e.exp(value - top) if routing.score == "softmax" else e.sigmoid(value)
+            total.add(score)
+            e.store(scores, score, own + i)
         whole = total.get()
+        # Closed experts follow closed groups in memory.
+        first = t * (experts + groups)
+        with e.loop(0, experts) as i:
+            if routing.by_logits(bias or None):
+                rating = e.read(router_ptr, router, at + i)
+            else:
+                rating = e.load(scores, F32, own + i)
+                if routing.score == "softmax":
+                    rating = rating / whole
+                if bias:
+                    rating = rating + e.load(bias_ptr, F32, i)
+            e.store(ratings, rating, own + i)
+            e.store(closed, e.const(I32, int(groups > 1)), first + groups + i)
+        if groups > 1:
+            each = experts // groups
+            with e.loop(0, groups) as g:
+                best.set(float("-inf"))
+                second.set(float("-inf"))
+                with e.loop(0, each) as i:
+                    value = e.load(ratings, F32, own + g * each + i)
+                    with e.when(value > second.get()):
+                        second.set(e.minimum(value, best.get()))
+                        best.set(e.maximum(value, best.get()))
+                rating = best.get() + second.get() if routing.group_best == 2 else best.get()
+                e.store(group_ratings, rating, t * groups + g)
+                e.store(closed, e.const(I32, 0), first + g)
+            with e.loop(0, routing.top_groups):
+                _highest(e, group_ratings, closed, t * groups, first, groups, best, location)
+                with e.loop(0, each) as i:
+                    expert = location.get() * each + i
+                    e.store(closed, e.const(I32, 0), first + groups + expert)
         saved.set(0.0)
-        with e.loop(0, maximum) as n:  # the largest that is left, of equals the first
-            best.set(float("-inf"))
-            location.set(-1)
-            with e.loop(0, experts) as i:
-                value = e.read(router_ptr, router, at + i)
-                free = e.load(taken, I32, t * experts + i).eq(0)
-                with e.when(free & ((value > best.get()) | (location.get() < 0))):
-                    best.set(value)
-                    location.set(i)
-            e.store(taken, e.const(I32, 1), t * experts + location.get())
-            weight = e.exp(best.get() - top) / whole
+        with e.loop(0, maximum) as n:
+            _highest(e, ratings, closed, own, first + groups, experts, best, location)
+            weight = e.load(scores, F32, own + location.get())
+            if routing.score == "softmax":
+                weight = weight / whole
             saved.add(weight)
             e.store(weights, weight, t * maximum + n)
             e.store(chosen, location.get(), t * maximum + n)
         with e.loop(0, maximum) as n:
             weight = e.load(weights, F32, t * maximum + n)
-            if normalize:
-                weight = weight / saved.get()
+            if routing.normalize:
+                weight = weight / (saved.get() + routing.eps)
+            weight = weight * routing.scale
             if shares:
                 expert = e.load(chosen, I64, t * maximum + n)
                 weight = weight * e.load(shares_ptr, F32, expert)
             e.store(weights, weight, t * maximum + n)
+
+
+def _highest(
+    e: Emitter,
+    ratings: Value,
+    closed: Value,
+    at: Value,
+    first: Value,
+    count: Value | int,
+    best: Var,
+    location: Var,
+) -> None:
+    """The highest rating that is not closed, of equals the first, which is closed then."""
+    best.set(float("-inf"))
+    location.set(-1)
+    with e.loop(0, count) as i:
+        value = e.load(ratings, F32, at + i)
+        free = e.load(closed, I32, first + i).eq(0)
+        with e.when(free & ((value > best.get()) | (location.get() < 0))):
+            best.set(value)
+            location.set(i)
+    e.store(closed, e.const(I32, 1), first + location.get())
 
 
 def emit_chosen(e: Emitter) -> None:
@@ -83,8 +138,8 @@ def emit_chosen(e: Emitter) -> None:
         e.call_address(address, own, low, high, e.scratch)
 
 
-def emit_mix(e: Emitter, y: str, out: str) -> None:
-    """out[t] = sum over n of weights[t, n] y[t, n]
+def emit_mix(e: Emitter, y: str, out: str, weighted: bool) -> None:
+    """out[t] = sum over n of weights[t, n] y[t, n], of y[t, n] if it is not `weighted`
 
     args: y ([T, k, D]), weights (float32 [T, k]), k, out, D. Units: T times blocks of 256 values.
     """
@@ -104,7 +159,10 @@ def emit_mix(e: Emitter, y: str, out: str) -> None:
         for c, mask in e.spans(start, stop, LANES):
             sum_.set(0.0)
             with e.loop(0, maximum) as n:
-                weight = e.load(weights, F32, t * maximum + n).splat(LANES)
                 value = e.read(y_ptr, y, (t * maximum + n) * size + c, LANES, mask)
-                sum_.set(e.fma(weight, value, sum_.get()))
+                if weighted:
+                    weight = e.load(weights, F32, t * maximum + n).splat(LANES)
+                    sum_.set(e.fma(weight, value, sum_.get()))
+                else:
+                    sum_.add(value)
             e.write(out_ptr, out, t * size + c, sum_.get(), mask)

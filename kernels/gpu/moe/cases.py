@@ -8,6 +8,7 @@ import torch
 
 from mtmd.kernels.gpu.quant_matmul.cases import OTHERS, random_blocks
 from mtmd.kernels.gpu.triton_kernel import Case, Problem, case, given
+from mtmd.kernels.ops.moe import Routing
 
 PLAIN = "plain"  # the kernels' constant for a table that is not quantized
 
@@ -30,10 +31,13 @@ def problem(
     normalize: bool = True,
     shares: bool = False,
     few: int | None = None,
+    biased: bool = False,
+    routing: Routing | None = None,
 ) -> Problem:
     """T tokens of D values, `top` of E experts of F values. `kinds`: block types of gate, up and
     down, "" for plain numbers. `few`: all tokens choose among so many experts. No two ratings of a
-    token are equal: which of them goes first would be anybody's choice.
+    token are equal: which of them goes first would be anybody's choice. `routing`: in place
+    of `top` and `normalize`.
     """
     x = torch.randn(tokens, width, generator=rng)
     if any(kinds):
@@ -54,12 +58,14 @@ def problem(
             tables.append(one.mul_(inner**-0.5).to(dtype))
     shared = torch.rand(experts, generator=rng) if shares else None
     names = "gate_quant", "up_quant", "down_quant"
-    options: dict[str, Any] = {"top_k": top, "normalize": normalize, "act": act}
+    bias = torch.rand(experts, generator=rng) if biased else None
+    options: dict[str, Any] = {"routing": routing or Routing(top, normalize), "act": act}
     options |= {name: kind for name, kind in zip(names, kinds, strict=True) if kind}
-    return given(x.to(dtype), router.to(dtype), *tables, shared, **options)
+    return given(x.to(dtype), router.to(dtype), *tables, shared, bias, **options)
 
 
 _B, _H = torch.bfloat16, torch.float16
+_ON_INPUT = Routing(1, normalize=False, score="sigmoid", on_input=True)
 
 
 def _of_other_types() -> list[Case]:
@@ -97,6 +103,14 @@ CASES = (
     problem(67, 2, 1, 32, 64, _B, ("Q4_0", "Q4_0", "Q8_0")),
     problem(67, 2, 1, 256, 32, _B, ("Q5_K", "Q4_K", "Q8_0")),
     problem(3, 4, 2, 64, 32, _B, ("", "Q4_0", "Q8_0")),
+    # Other ways of choosing: those of LFM2, DeepSeek V3 and V2, and Llama 4.
+    problem(5, 6, 3, 16, 24, biased=True, routing=Routing(3, True, "sigmoid", 1e-6, 2.5)),
+    problem(
+        3, 12, 2, 16, 16, biased=True, routing=Routing(2, True, "sigmoid", groups=3, top_groups=2)
+    ),
+    problem(7, 12, 4, 17, 16, routing=Routing(4, False, groups=4, top_groups=2, group_best=1)),
+    problem(9, 3, 1, 33, 20, routing=_ON_INPUT),
+    problem(1, 8, 1, 64, 32, _B, ("Q4_0", "Q4_0", "Q8_0"), routing=_ON_INPUT),
     *_of_other_types(),
 )
 USES = {

@@ -73,7 +73,12 @@ def few_gated_kernel(p, s, blocks, blocks_again, E, K, F, C: tl.constexpr):
             first = tl.program_id(0) % blocks_again
             end = first + 1
             n = eights_of(tl.program_id(0) // blocks_again * COLUMNS, COLUMNS)
-        rows, _, n, inside = _result(first, end, n, F, MT)
+        rows, there, n, inside = _result(first, end, n, F, MT)
+        if C.ON_INPUT:  # of what both products read, which is the same
+            choice = choice_of(p.order, rows, there, C.SINGLE)
+            weight = tl.load(p.weights + choice, mask=there, other=0)
+            g *= weight
+            u *= weight
         at = rows.to(tl.int64) * F + n
         tl.store(p.out + at, activated(g, u, C.ACT).to(p.out.dtype.element_ty), mask=inside)
 
@@ -92,7 +97,8 @@ def few_down_kernel(p, blocks, E, K, D, down_step, units, C: tl.constexpr):
         total = product(x_row, w, units, C.DOWN, C.WHOLE, C.COUNT, p)
         rows, there, n, inside = _result(first, end, n, D, m.shape[0])
         choice = choice_of(p.order, rows, there, C.SINGLE)
-        total *= tl.load(p.weights + choice, mask=there, other=0)
+        if not C.ON_INPUT:
+            total *= tl.load(p.weights + choice, mask=there, other=0)
         tl.store(p.out + choice * D + n, total, mask=inside)
 
 

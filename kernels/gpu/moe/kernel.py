@@ -27,6 +27,7 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 
 from mtmd.kernels.dtype import name_of
+from mtmd.kernels.gpu.gated import sigmoid
 from mtmd.kernels.gpu.jit import on_rdna, tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two
 from mtmd.kernels.gpu.moe import few_rows
@@ -37,6 +38,7 @@ from mtmd.kernels.gpu.quant_matmul.cases import KINDS
 from mtmd.kernels.gpu.quant_matmul.grids import grids_of
 from mtmd.kernels.gpu.triton_kernel import Launch, Plan, declared, same
 from mtmd.kernels.graph import Type
+from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.quantization.blocks import BLOCKS
 
 MAX_EXPERTS, MAX_CHOSEN = 1024, 64
@@ -44,8 +46,8 @@ MAX_EXPERTS, MAX_CHOSEN = 1024, 64
 
 @dataclass(frozen=True)
 class Operands:
-    """Operands of `moe`: x [T, D], router [T, E], gate and up [E, F, D], down [E, D, F], shares [E]
-    -> [T, D]
+    """Operands of `moe`: x [T, D], router [T, E], gate and up [E, F, D], down [E, D, F], shares and
+    bias [E] -> [T, D]
     """
 
     x: Type
@@ -54,9 +56,9 @@ class Operands:
     up: Type
     down: Type
     shares: Type | None = None
+    bias: Type | None = None
     _: KW_ONLY
-    top_k: int
-    normalize: bool
+    routing: Routing
     act: str = "silu"
     gate_quant: str | None = None
     up_quant: str | None = None
@@ -72,17 +74,47 @@ class Operands:
 
 
 @triton.jit
-def route_kernel(router, shares, weights, chosen, E, router_step, C: tl.constexpr):
-    """One token. CHOICES and EXPERTS are powers of two that hold TOP and E."""
+def _in_best_groups(ratings, e, E, C: tl.constexpr):
+    """Ratings of one token, of experts outside of its best groups at minus infinity."""
+    group = e // (E // C.GROUPS)
+    number = tl.arange(0, C.GROUP_LANES)
+    rated = tl.full([C.GROUP_LANES], float("-inf"), tl.float32)
+    for g in range(C.GROUPS):
+        inside = tl.where((group == g) & (e < E), ratings, float("-inf"))
+        total = tl.max(inside, 0)
+        if C.GROUP_BEST == 2:
+            total += tl.max(tl.where(e == tl.argmax(inside, 0), float("-inf"), inside), 0)
+        rated = tl.where(number == g, total, rated)
+    open_ = e < 0
+    for _ in range(C.TOP_GROUPS):
+        one = tl.argmax(rated, 0)
+        open_ = open_ | (group == one)
+        rated = tl.where(number == one, float("-inf"), rated)
+    return tl.where(open_, ratings, float("-inf"))
+
+
+@triton.jit
+def route_kernel(router, shares, bias, weights, chosen, s, C: tl.constexpr):
+    """One token. CHOICES, EXPERTS and GROUP_LANES are powers of two that hold TOP, E and GROUPS."""
     t = tl.program_id(0).to(tl.int64)
+    E = s.E
     e = tl.arange(0, C.EXPERTS)
     j = tl.arange(0, C.CHOICES)
-    x = tl.load(router + t * router_step + e, mask=e < E, other=float("-inf")).to(tl.float32)
-    p = tl.exp(x - tl.max(x, 0))
-    p /= tl.sum(p, 0)
+    x = tl.load(router + t * s.router_step + e, mask=e < E, other=float("-inf")).to(tl.float32)
+    if C.SCORE == "softmax":
+        p = tl.exp(x - tl.max(x, 0))
+        p /= tl.sum(p, 0)
+    else:
+        p = sigmoid(x)
+    if C.BIAS:
+        x = p + tl.load(bias + e, mask=e < E, other=float("-inf"))
+    elif C.GROUPS > 1:
+        x = tl.where(e < E, p, float("-inf"))
     # Ratings that are no numbers lose to all that are, lanes without an expert included: of a token
     # with no others the first expert is chosen, and its weights are no numbers.
     x = tl.where(x == x, x, float("-inf"))
+    if C.GROUPS > 1:
+        x = _in_best_groups(x, e, E, C)
     best = tl.zeros([C.CHOICES], tl.int32)
     part = tl.zeros([C.CHOICES], tl.float32)
     for number in range(C.TOP):
@@ -91,7 +123,8 @@ def route_kernel(router, shares, weights, chosen, E, router_step, C: tl.constexp
         part = tl.where(j == number, tl.sum(tl.where(e == one, p, 0.0), 0), part)
         x = tl.where(e == one, float("-inf"), x)
     if C.NORMALIZE:
-        part /= tl.sum(part, 0)
+        part /= tl.sum(part, 0) + s.eps
+    part *= s.scale
     if C.SHARES:
         part *= tl.load(shares + best)
     tl.store(chosen + t * C.TOP + j, best, mask=j < C.TOP)
@@ -175,6 +208,10 @@ def gated_kernel(p, s, blocks, E, K, F, C: tl.constexpr):
         else:
             g = _product(p, total, x_row, there, p.gate, row * s.gate_step, K, C.GATE, C)
             u = _product(p, total, x_row, there, p.up, row * s.up_step, K, C.UP, C)
+        if C.ON_INPUT:  # of what both products read, which is the same
+            weight = tl.load(p.weights + choice, mask=there, other=0)[:, None]
+            g *= weight
+            u *= weight
         tl.store(
             p.out + rows[:, None] * F + n[None, :],
             activated(g, u, C.ACT).to(p.out.dtype.element_ty),
@@ -193,7 +230,8 @@ def down_kernel(p, blocks, E, K, D, down_step, C: tl.constexpr):
         x_row = p.gated + rows[:, None] * K
         total = tl.zeros([C.ROWS, C.COLUMNS], tl.float32)
         total = _product(p, total, x_row, there, p.down, row * down_step, K, C.DOWN, C)
-        total *= tl.load(p.weights + choice, mask=there, other=0)[:, None]
+        if not C.ON_INPUT:
+            total *= tl.load(p.weights + choice, mask=there, other=0)[:, None]
         tl.store(
             p.out + choice[:, None] * D + n[None, :], total, mask=there[:, None] & (n < D)[None, :]
         )
@@ -222,25 +260,23 @@ def rejects(o: Operands) -> str | None:
             return f"{name} is {quant}; the kernel takes {', '.join(KINDS)}"
         if type_.count >= 2**40:
             return f"{name} is {type_}; the kernel takes below 2^40 values"
-    dense = ("x", x), ("gate", o.gate), ("up", o.up), ("down", o.down), ("shares", o.shares)
-    for name, kind in dense:
+    dense = {"x": x, "gate": o.gate, "up": o.up, "down": o.down, "shares": o.shares, "bias": o.bias}
+    for name, kind in dense.items():
         if kind is not None and not kind.is_contiguous:
             return f"{name} has strides {list(kind.strides)}; the kernel needs it contiguous"
     if router.strides[-1] != 1 and router.shape[-1] > 1:
         return f"the router has strides {list(router.strides)}; the kernel needs stride 1 at last"
-    if router.shape[1] > MAX_EXPERTS or o.top_k > MAX_CHOSEN:
-        return (
-            f"{o.top_k} of {router.shape[1]} experts; the kernel takes up to {MAX_CHOSEN} of "
-            f"{MAX_EXPERTS}"
-        )
-    if x.shape[0] * o.top_k >= 2**24 or max(x.shape[1], o.gate.shape[1]) >= 2**24:
-        return f"x is {x} and top_k {o.top_k}; the kernel takes below 2^24 choices and values"
+    experts, top_k = router.shape[1], o.routing.top_k
+    if experts > MAX_EXPERTS or top_k > MAX_CHOSEN:
+        return f"{top_k} of {experts} experts; the kernel takes up to {MAX_CHOSEN} of {MAX_EXPERTS}"
+    if x.shape[0] * top_k >= 2**24 or max(x.shape[1], o.gate.shape[1]) >= 2**24:
+        return f"x is {x} and top_k {top_k}; the kernel takes below 2^24 choices and values"
     return None
 
 
 def _product_call(o: Operands, inner: int, outer: int, *quants: str | None) -> Call:
     """Return how rows of `inner` values are multiplied by `outer` rows of tables of an expert."""
-    experts, choices = o.gate.shape[0], o.x.shape[0] * o.top_k
+    experts, choices = o.gate.shape[0], o.x.shape[0] * o.routing.top_k
     single, mean = 2 * choices <= experts, -(-choices // experts)
     # Rounded up: each number of steps is compiled for itself.
     search = -(-max(experts - 1, 0).bit_length() // 4) * 4
@@ -273,7 +309,7 @@ def gated_call(o: Operands) -> Call:
     call.scalars.update(F=ffn, gate_step=o.gate.shape[2], up_step=o.up.shape[2])
     if "units" in call.scalars:
         call.scalars["blocks_again"] = call.scalars["blocks"]
-    call.constants.update(TOP=o.top_k, ACT=o.act)
+    call.constants.update(TOP=o.routing.top_k, ACT=o.act, ON_INPUT=o.routing.on_input)
     call.constants.update(GATE=o.gate_quant or PLAIN, UP=o.up_quant or PLAIN)
     return call
 
@@ -282,20 +318,27 @@ def down_call(o: Operands) -> Call:
     width = o.x.shape[1]
     call = _product_call(o, o.gate.shape[1], width, o.down_quant)
     call.scalars.update(D=width, down_step=o.down.shape[2])
-    call.constants.update(DOWN=o.down_quant or PLAIN)
+    call.constants.update(DOWN=o.down_quant or PLAIN, ON_INPUT=o.routing.on_input)
     return call
 
 
 def route_call(o: Operands) -> Call:
-    (tokens, _), experts = o.x.shape, o.gate.shape[0]
+    (tokens, _), experts, how = o.x.shape, o.gate.shape[0], o.routing
+    step = o.router.strides[0] if tokens > 1 else 0
     return Call(
-        {"E": experts, "router_step": o.router.strides[0] if tokens > 1 else 0},
+        {"E": experts, "router_step": step, "eps": how.eps, "scale": how.scale},
         {
-            "TOP": o.top_k,
-            "NORMALIZE": o.normalize,
+            "TOP": how.top_k,
+            "SCORE": how.score,
+            "NORMALIZE": how.normalize,
             "SHARES": o.shares is not None,
-            "CHOICES": power_of_two(o.top_k),
+            "BIAS": o.bias is not None,
+            "GROUPS": how.groups,
+            "TOP_GROUPS": how.top_groups,
+            "GROUP_BEST": how.group_best,
+            "CHOICES": power_of_two(how.top_k),
             "EXPERTS": power_of_two(experts),
+            "GROUP_LANES": power_of_two(how.groups),
         },
         tokens,
         1 if experts <= 128 else 4,
@@ -308,7 +351,7 @@ def plan(o: Operands) -> Plan:
     out = Type.contiguous(o.x.shape, o.x.dtype)
     if not out.count:
         return Plan(out, [])
-    choices = tokens * o.top_k
+    choices = tokens * o.routing.top_k
     buffers = {
         "weights": Type.contiguous((choices,), torch.float32),
         "chosen": Type.contiguous((choices,), torch.int32),
@@ -327,7 +370,7 @@ def plan(o: Operands) -> Plan:
         call = Call({"N": choices, "E": experts}, {"BLOCK": 1024}, experts, 4, 1)
         launches.append(Launch(order_kernel, call, title="experts, order"))
     block = min(512, power_of_two(max(width, 1)))  # of 1,024 eight choices would spill on cuda:80
-    sizes: dict[str, int | bool | str] = {"TOP": o.top_k, "COLUMNS": block}
+    sizes: dict[str, int | bool | str] = {"TOP": o.routing.top_k, "COLUMNS": block}
     tile = "ROWS", "COLUMNS", "COUNT"
     grids = grids_of(o.gate_quant, o.up_quant, o.down_quant)
     of_gated = same(" ".join(grids_of(o.gate_quant, o.up_quant)))
@@ -336,7 +379,10 @@ def plan(o: Operands) -> Plan:
         Launch(
             few_rows.few_gated_kernel if few[0] else gated_kernel,
             gated,
-            same("x gate up") | ordered | {"out": "gated"} | of_gated,
+            same("x gate up" + " weights" * o.routing.on_input)
+            | ordered
+            | {"out": "gated"}
+            | of_gated,
             tile,
             "experts, gate and up",
         ),

@@ -14,6 +14,7 @@ from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.graph import Node
 from mtmd.kernels.layers import Weights
+from mtmd.kernels.ops.moe import Routing
 from mtmd.llm.blocks import moe_ffn
 from mtmd.llm.experts import MAX_EXPERTS, Experts, expert_parameters
 
@@ -65,8 +66,7 @@ class ExpertBranch:
             w.rms_norm(x, f"{at}.pre_ffw_norm_2", self.eps),
             at,
             w,
-            top_k=self.experts.top_k,
-            normalize=True,
+            self.experts,
             router_input=router_input,
             shares=w.tensor(f"{at}.ffn_down_exps.scale", torch.float32),
             act="gelu_tanh",
@@ -86,8 +86,7 @@ def read_expert_branch(c: Settings, layers: int, width: int, eps: float) -> Expe
     experts = Experts(
         count=count,
         ffn=c.count("moe_intermediate_size", maximum=MAX_WIDTH),
-        top_k=c.count("top_k_experts", maximum=count),
-        normalize=True,
+        routing=Routing(c.count("top_k_experts", maximum=count), normalize=True),
         at=frozenset(range(layers)),
     )
     return ExpertBranch(experts, width, eps)

@@ -164,11 +164,7 @@ class Qwen3NextText:
             )
             x = ops.add(y, x, name=f"{at}.attn_residual")
             y = w.rms_norm(x, f"{at}.post_attention_norm", self.eps)
-            y = (
-                moe_ffn(y, at, w, top_k=e.top_k, normalize=e.normalize, shared=e.shared > 0)
-                if e and layer in e.at
-                else swiglu(y, at, w)
-            )
+            y = moe_ffn(y, at, w, e) if e and layer in e.at else swiglu(y, at, w)
             x = ops.add(y, x, name=f"{at}.ffn_residual")
         return logits(x, inputs, w, eps=self.eps, tied=self.tied)
 

@@ -24,6 +24,7 @@ from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.torch_device import TorchDevice, attention
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.parallel.shard import Member
 
 
@@ -261,7 +262,7 @@ def test_experts_are_not_tried_and_that_is_kept(device: TorchDevice) -> None:
         *(input_node(name, 64, 1024, 2048) for name in ("gate", "up")),
         input_node("down", 64, 2048, 1024),
     ]
-    node = OPS["moe"](*leaves, name="experts", top_k=8, normalize=True)
+    node = OPS["moe"](*leaves, name="experts", routing=Routing(8, normalize=True))
     assert device.rejects(node) is None and list(device.untried) == ["moe"]
     assert device.untried["moe"] > 3 * 64 * 1024 * 2048 * 2
 

@@ -25,6 +25,7 @@ from mtmd.kernels.estimate.roofline import (
     shares,
 )
 from mtmd.kernels.graph import Node, Type, graph_input
+from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.plan.scheduler import Plan, make_plan
 
 H100, F = CARDS["h100"], NVIDIA[MIDDLE]
@@ -180,7 +181,7 @@ def test_experts_are_few_launches() -> None:
     """Whichever are used: that, only a run knows."""
     shapes = (64, 32), (64, 4), (4, 16, 32), (4, 16, 32), (4, 32, 16)
     inputs = [value(f"x{i}", *shape) for i, shape in enumerate(shapes)]
-    plan, device = planned(ops.moe(*inputs, top_k=2, normalize=True))
+    plan, device = planned(ops.moe(*inputs, routing=Routing(2, normalize=True)))
     assert cost(plan.steps[-1], device)[:2] == (0, 5)
 
 

@@ -14,6 +14,7 @@ from mtmd.kernels.estimate.roofline import AMD, FAST, MIDDLE, NVIDIA, SLOW, Esti
 from mtmd.kernels.estimate.unpacking import CYCLES, Unpacking
 from mtmd.kernels.gpu.quant_matmul.cases import KINDS
 from mtmd.kernels.graph import Node, graph_input
+from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.plan.scheduler import make_plan
 from mtmd.kernels.quantization.blocks import row_bytes
 
@@ -42,7 +43,7 @@ def experts(tokens: int, kind: str | None = "Q4_K") -> Node:
     ]
     kinds = {f"{part}_quant": kind for part in ("gate", "up", "down") if kind}
     x, router = value("x", tokens, 256), value("router", tokens, 8)
-    return ops.moe(x, router, *tables, top_k=2, normalize=True, **kinds)
+    return ops.moe(x, router, *tables, routing=Routing(2, normalize=True), **kinds)
 
 
 def taken(node: Node, target: str = "cuda:90") -> tuple[Unpacking, ...]:

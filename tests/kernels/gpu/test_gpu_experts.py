@@ -20,6 +20,7 @@ from mtmd.kernels.gpu.moe.few_rows import few_down_kernel, few_gated_kernel, row
 from mtmd.kernels.gpu.quant_matmul.operands import UNIT_VALUES
 from mtmd.kernels.gpu.triton_kernel import Case
 from mtmd.kernels.graph import Type
+from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.quantization.blocks import row_bytes
 
 INSTRUCTIONS = Path(__file__).parents[3] / "benchmarks" / "gpu_kernels" / "instructions.py"
@@ -59,7 +60,7 @@ def test_tables_of_different_types_share_warps_that_have_something_to_do(kinds, 
     gate, up = (Type.contiguous((4, 64, row_bytes(kind, values)), torch.uint8) for kind in kinds)
     down = Type.contiguous((4, values, 64), bf16)
     x, router = Type.contiguous((3, values), bf16), Type.contiguous((3, 4), bf16)
-    options = {"gate_quant": kinds[0], "up_quant": kinds[1], "top_k": 2, "normalize": True}
+    options = {"gate_quant": kinds[0], "up_quant": kinds[1], "routing": Routing(2, True)}
     call = moe.gated_call(moe.Operands(x, router, gate, up, down, **options))
     for prefix, kind in zip(("", "up_"), kinds, strict=True):
         units = int(call.scalars[f"{prefix}units"])
@@ -95,6 +96,7 @@ import torch
 from mtmd.kernels.gpu.compile import compile_program
 from mtmd.kernels.gpu.moe.kernel import KERNEL
 from mtmd.kernels.graph import Type
+from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.quantization.blocks import row_bytes
 x, router = Type.contiguous((512, 2048), torch.bfloat16), Type.contiguous((512, 8), torch.bfloat16)
 out = {}
@@ -105,7 +107,7 @@ for target, gate, up in (
     tables = (Type.contiguous((8, 768, row_bytes(kind, 2048)), torch.uint8) for kind in (gate, up))
     down = Type.contiguous((8, 2048, row_bytes("Q4_0", 768)), torch.uint8)
     quants = {"gate_quant": gate, "up_quant": up, "down_quant": "Q4_0"}
-    made = KERNEL.main(x, router, *tables, down, top_k=2, normalize=True, **quants)
+    made = KERNEL.main(x, router, *tables, down, routing=Routing(2, normalize=True), **quants)
     assert made.function.__name__ == "gated_kernel"
     out[f"{target} {gate} {up}"] = asdict(compile_program(target, made))
 """

@@ -19,6 +19,7 @@ from mtmd.kernels.gpu.rotary import kv_store, rope
 from mtmd.kernels.gpu.triton_kernel import node_of, relative_error
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import types_of
+from mtmd.kernels.ops.moe import Routing
 
 pytestmark = pytest.mark.usefixtures("exact_bf16", "poisoned")
 f32, bf16 = torch.float32, torch.bfloat16
@@ -159,7 +160,7 @@ EXPERTS = [of(3, 64), of(3, 8), of(8, 32, 64), of(8, 32, 64), of(8, 64, 32)]
 )
 def test_experts_that_are_refused(changed, options, words):
     types = [changed.get(i, t) for i, t in enumerate(EXPERTS)]
-    assert words in str(moe.KERNEL.rejects(*types, top_k=2, normalize=True, **options))
+    assert words in str(moe.KERNEL.rejects(*types, routing=Routing(2, normalize=True), **options))
 
 
 def test_others_that_are_refused():

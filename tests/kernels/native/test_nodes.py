@@ -15,6 +15,7 @@ from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.cpu.native.pool import Pool
 from mtmd.kernels.graph import Node, Type, weight
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.plan import native_run
 from mtmd.kernels.plan.lower import RULES, Lowering, StepFacts
 from mtmd.kernels.plan.native_run import NativePlan
@@ -261,15 +262,18 @@ def test_experts(tokens: int, dtype: torch.dtype) -> None:
         rand(6, 24, 40, dtype=dtype, seed=1),
         rand(6, 40, 24, dtype=dtype),
     )
-    for act, shares, normalize in (("silu", None, True), ("gelu_tanh", rand(6).abs(), False)):
-        check(
-            "moe",
-            [x, router, gate, up, down, shares],
-            [2, 3, 4, 5],
-            top_k=2,
-            normalize=normalize,
-            act=act,
-        )
+    shares, bias = rand(6).abs(), rand(6, seed=2)
+    grouped = {"groups": 3, "top_groups": 2}
+    for act, routing, *more in (
+        ("silu", Routing(2, normalize=True)),
+        ("gelu_tanh", Routing(2, normalize=False), shares),
+        ("silu", Routing(3, True, "sigmoid", eps=0.1, scale=2.5, **grouped), None, bias),
+        ("silu", Routing(2, False, group_best=1, **grouped), shares),
+        ("silu", Routing(2, True), None, bias),
+        ("silu", Routing(2, False, "sigmoid", on_input=True)),
+    ):
+        inputs = [x, router, gate, up, down, *more]
+        check("moe", inputs, range(2, len(inputs)), routing=routing, act=act)
 
 
 def test_under_a_cpu_quota_threads_are_chosen_by_the_time_that_they_take_of_it(

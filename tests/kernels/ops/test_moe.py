@@ -18,6 +18,7 @@ from mtmd.kernels.backends.reference import _Allocations
 from mtmd.kernels.gpu.quant_matmul.cases import random_blocks
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.ops.moe import Routing, route
 from mtmd.kernels.quantization.blocks import dequantize
 
 EXPERTS, WIDTH, FFN = 7, 24, 10
@@ -64,7 +65,11 @@ def test_it_is_transformers(form: str, normalize: bool, tokens: int, top_k: int)
         actual = block(x[None])
         expected = (actual[0] if isinstance(actual, tuple) else actual)[0]
         torch.testing.assert_close(
-            run(form, [x, x @ router.t(), gate, up, down], top_k=top_k, normalize=normalize),
+            run(
+                form,
+                [x, x @ router.t(), gate, up, down],
+                routing=Routing(top_k, normalize=normalize),
+            ),
             expected,
             rtol=1e-5,
             atol=1e-6,
@@ -102,8 +107,86 @@ def test_gelu_and_a_share_for_each_expert_are_transformers(
         expected = experts(x, chosen, weights)
         logits = router.proj(router.norm(rated) * WIDTH**-0.5)
     actual = run(
-        form, [x, logits, gate, up, down, shares], top_k=top_k, normalize=True, act="gelu_tanh"
+        form,
+        [x, logits, gate, up, down, shares],
+        routing=Routing(top_k, normalize=True),
+        act="gelu_tanh",
     )
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def routers() -> dict[str, tuple[Any, Routing, str]]:
+    """Routers of transformers by model_type, what they do, and the name of their correction bias."""
+    from transformers.models.deepseek_v2 import modeling_deepseek_v2 as v2
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
+    from transformers.models.lfm2_moe import modeling_lfm2_moe as lfm2
+
+    common = {"hidden_size": WIDTH, "num_attention_heads": 2, "num_experts_per_tok": 3}
+    common["routed_scaling_factor"] = 1.7
+    groups = {"n_group": 4, "topk_group": 2}
+    best = v2.DeepseekV2Config(
+        **common, **groups, n_routed_experts=12, topk_method="group_limited_greedy"
+    )
+    pairs = v3.DeepseekV3Config(**common, **groups, n_routed_experts=12, norm_topk_prob=True)
+    flat = lfm2.Lfm2MoeConfig(**common, num_experts=12, norm_topk_prob=True, use_expert_bias=True)
+    four = {"scale": 1.7, "groups": 4, "top_groups": 2}
+    return {
+        "deepseek_v2": (
+            v2.DeepseekV2TopkRouter(best),
+            Routing(3, normalize=False, group_best=1, **four),
+            "",
+        ),
+        "deepseek_v3": (
+            v3.DeepseekV3TopkRouter(pairs),
+            Routing(3, normalize=True, score="sigmoid", eps=1e-20, **four),
+            "e_score_correction_bias",
+        ),
+        "lfm2_moe": (
+            lfm2.Lfm2MoeTopKRouter(flat),
+            Routing(3, normalize=True, score="sigmoid", eps=1e-6, scale=1.7),
+            "expert_bias",
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3", "lfm2_moe"])
+def test_experts_and_weights_are_those_of_transformers_routers(kind: str) -> None:
+    router, routing, biased = routers()[kind]
+    torch.manual_seed(1)
+    x, bias = torch.randn(40, WIDTH), torch.randn(12) if biased else None
+    torch.nn.init.normal_(router.weight, std=0.3)
+    with torch.no_grad():
+        if biased == "e_score_correction_bias":
+            router.e_score_correction_bias.copy_(bias)
+        logits, weights, chosen = router(x, bias) if biased == "expert_bias" else router(x)
+        mine, experts = route(logits, routing, None, bias)
+    order, ours = chosen.argsort(-1), experts.argsort(-1)
+    assert torch.equal(experts.gather(-1, ours), chosen.gather(-1, order))
+    torch.testing.assert_close(mine.gather(-1, ours), weights.gather(-1, order))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens, top_k", [(1, 1), (13, 2)])
+def test_weights_of_inputs_are_llama_4s(form: str, tokens: int, top_k: int) -> None:
+    from transformers import Llama4TextConfig
+    from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
+
+    config = Llama4TextConfig(
+        hidden_size=WIDTH,
+        intermediate_size=FFN,
+        num_local_experts=EXPERTS,
+        num_experts_per_tok=top_k,
+    )
+    block = Llama4TextMoe(config).eval()
+    gate, up, down = tables()
+    router, x = torch.randn(EXPERTS, WIDTH), torch.randn(tokens, WIDTH)
+    with torch.no_grad():
+        block.experts.gate_up_proj.copy_(torch.cat((gate, up), 1).transpose(1, 2))
+        block.experts.down_proj.copy_(down.transpose(1, 2))
+        block.router.weight.copy_(router)
+        expected = block(x)[0] - block.shared_expert(x)
+    routing = Routing(top_k, normalize=False, score="sigmoid", on_input=True)
+    actual = run(form, [x, x @ router.t(), gate, up, down], routing=routing)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -113,14 +196,18 @@ def test_experts_that_nobody_chose_are_not_read(form: str) -> None:
     router = torch.full((3, EXPERTS), -9.0)
     for token, chosen in enumerate(((1, 5), (5, 6), (1, 6))):
         router[token, list(chosen)] = torch.tensor([1.0, 0.5])
-    expected = run(form, [torch.ones(3, WIDTH), router, gate, up, down], top_k=2, normalize=True)
+    expected = run(
+        form, [torch.ones(3, WIDTH), router, gate, up, down], routing=Routing(2, normalize=True)
+    )
     for table in (gate, up, down):
         table[[0, 2, 3, 4]] = torch.nan
-    actual = run(form, [torch.ones(3, WIDTH), router, gate, up, down], top_k=2, normalize=True)
+    actual = run(
+        form, [torch.ones(3, WIDTH), router, gate, up, down], routing=Routing(2, normalize=True)
+    )
     assert torch.equal(actual, expected) and bool(actual.isfinite().all())
     gate[5] = torch.nan
     assert run(
-        form, [torch.ones(3, WIDTH), router, gate, up, down], top_k=2, normalize=True
+        form, [torch.ones(3, WIDTH), router, gate, up, down], routing=Routing(2, normalize=True)
     ).isnan().any(1).tolist() == [True, True, False]
 
 
@@ -137,15 +224,16 @@ def test_blocks_of_several_types_are_their_values(
     ]
     x, router = torch.randn(9, 256).mul_(0.01).to(dtype), torch.randn(9, 3).to(dtype)
     plain = [dequantize(table, kind) for table, kind in zip(packed, kinds.values(), strict=True)]
-    expected = ops.moe.reference(x.float(), router.float(), *plain, top_k=2, normalize=False)
-    actual = run(form, [x, router, *packed], top_k=2, normalize=False, **kinds)
+    expected = ops.moe.reference(
+        x.float(), router.float(), *plain, routing=Routing(2, normalize=False)
+    )
+    actual = run(form, [x, router, *packed], routing=Routing(2, normalize=False), **kinds)
     assert actual.dtype == dtype
     assert float((actual.float() - expected).norm() / expected.norm()) < tolerance
     mixed = run(
         form,
         [x, router, plain[0].to(dtype), *packed[1:]],
-        top_k=2,
-        normalize=False,
+        routing=Routing(2, normalize=False),
         **{k: v for k, v in kinds.items() if k != "gate_quant"},
     )
     assert float((mixed.float() - expected).norm() / expected.norm()) < tolerance
@@ -164,8 +252,7 @@ def node(tokens: int, top_k: int, experts: int = EXPERTS) -> Node:
             Node("input", (), Type.contiguous(t, torch.float32), {}, f"in{i}")
             for i, t in enumerate(types)
         ),
-        top_k=top_k,
-        normalize=True,
+        routing=Routing(top_k, normalize=True),
         name="blk.0.ffn_moe",
     )
 
@@ -191,7 +278,7 @@ def test_what_it_holds_beside_its_result_is_foretold(form: str, dtype: torch.dty
             torch.arange(5.0).expand(tokens, 5).contiguous().to(dtype),
             *(torch.randn(5, *shape).to(dtype) for shape in ((40, 96), (40, 96), (96, 40))),
         ]
-        attrs = {"top_k": 2, "normalize": True}
+        attrs = {"routing": Routing(2, normalize=True)}
         this = node_of("moe", inputs, attrs)
         foretold = Cpu().workspace(this) if form == "cpu" else OPS["moe"].workspace(this)  # type: ignore[misc]
         seen = _Allocations()
@@ -207,8 +294,12 @@ def test_what_it_holds_beside_its_result_is_foretold(form: str, dtype: torch.dty
 @pytest.mark.parametrize(
     "change, reported",
     [
-        ({"top_k": 8}, "top_k 8 of 7 experts"),
-        ({"top_k": 0}, "top_k 0 of 7 experts"),
+        ({"routing": Routing(8, normalize=True)}, "top_k 8 of 7 experts"),
+        ({"routing": Routing(0, normalize=True)}, "top_k 0 of 7 experts"),
+        ({"routing": Routing(1, True, score="tanh")}, "score 'tanh', expected one of softmax"),
+        ({"routing": Routing(1, True, groups=2)}, "1 of 2 groups of 7 experts"),
+        ({"routing": Routing(1, True, groups=7)}, "groups of 1 rated by 2 experts"),
+        ({"routing": Routing(2, True, groups=7, group_best=1)}, "top_k 2 of 1 groups of 1"),
         ({"gate_quant": "Q4_K"}, "for rows of Q4_K blocks"),
         ({"up_quant": "Q9_9"}, "quant 'Q9_9'; expected one of"),
         ({"act": "relu"}, "act 'relu', expected one of silu, gelu_tanh"),
@@ -217,4 +308,4 @@ def test_what_it_holds_beside_its_result_is_foretold(form: str, dtype: torch.dty
 def test_what_does_not_fit_is_refused(change: dict[str, Any], reported: str) -> None:
     inputs = [torch.zeros(2, WIDTH), torch.zeros(2, EXPERTS), *tables()]
     with pytest.raises(PlacementError, match=reported):
-        node_of("moe", inputs, {"top_k": 2, "normalize": True} | change)
+        node_of("moe", inputs, {"routing": Routing(2, normalize=True)} | change)

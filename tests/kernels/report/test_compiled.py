@@ -13,6 +13,7 @@ from mtmd.kernels.gpu.table import KERNELS
 from mtmd.kernels.gpu.triton_kernel import Program, node_of
 from mtmd.kernels.graph import Node, graph_input
 from mtmd.kernels.kernel import types_of
+from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.plan.scheduler import make_plan
 from mtmd.kernels.report.compiled import compiled_kernels
 
@@ -27,7 +28,7 @@ def experts(tokens: int, layer: int = 0) -> Node:
     """Eight of 128, as Qwen3-30B-A3B has them."""
     shapes = (tokens, 2048), (tokens, 128), (128, 768, 2048), (128, 768, 2048), (128, 2048, 768)
     given = [value(f"x{i}", *shape) for i, shape in enumerate(shapes)]
-    return ops.moe(*given, top_k=8, normalize=True, name=f"blk.{layer}.experts")
+    return ops.moe(*given, routing=Routing(8, normalize=True), name=f"blk.{layer}.experts")
 
 
 def attention(keys: int) -> Node:

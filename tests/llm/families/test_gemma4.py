@@ -19,6 +19,7 @@ from mtmd.kernels.backends import Cpu
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile, open_weights
 from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.kernels.ops.moe import Routing
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.experts import Experts
@@ -296,7 +297,7 @@ def test_experts_of_blocks_stay_blocks_also_where_gate_and_up_are_one(tmp_path: 
         "text.gguf",
     )
     assert isinstance(family, gemma4.Gemma4Text) and family.experts
-    assert family.experts.experts == Experts(3, 32, 2, True, frozenset(range(3)))
+    assert family.experts.experts == Experts(3, 32, Routing(2, True), frozenset(range(3)))
     both = np.random.default_rng(0).normal(size=(3, 64, 64)).astype(np.float32)
     packed, kind = (
         gguf.quants.quantize(both, gguf.GGMLQuantizationType.Q8_0),

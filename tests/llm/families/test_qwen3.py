@@ -18,6 +18,7 @@ from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile, open_weights
 from mtmd.kernels.checkpoint.rotary import rotary, sections
 from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.kernels.ops.moe import Routing
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.experts import Experts
@@ -97,8 +98,7 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
         assert actual.experts == Experts(
             expected.num_experts,
             expected.moe_intermediate_size,
-            expected.num_experts_per_tok,
-            "_vl" in kind,
+            Routing(expected.num_experts_per_tok, "_vl" in kind),
             frozenset(range(actual.depth)),
         )
     else:
@@ -235,7 +235,7 @@ def test_a_gguf_with_experts() -> None:
         "qwen3vlmoe", {f"qwen3vlmoe.{k}": v for k, v in keys.items()}, names, "text.gguf"
     )
     assert isinstance(result, qwen3.Qwen3Text)
-    assert result.experts == Experts(5, 14, 2, True, frozenset((0, 2))) and result.tied
+    assert result.experts == Experts(5, 14, Routing(2, True), frozenset((0, 2))) and result.tied
     assert (result.head, result.rotary.axes, result.stacked) == (
         10,
         sections([2, 2, 1], interleaved=True),

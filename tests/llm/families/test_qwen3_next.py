@@ -21,6 +21,7 @@ from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile, open_weights
 from mtmd.kernels.checkpoint.rotary import rotary, sections
 from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.kernels.ops.moe import Routing
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.experts import Experts
@@ -239,10 +240,10 @@ def test_defaults_are_those_of_transformers(kind: str) -> None:
     assert actual.experts == Experts(
         expected.num_experts,
         expected.moe_intermediate_size,
-        expected.num_experts_per_tok,
-        True,
+        Routing(expected.num_experts_per_tok, True),
         frozenset(range(len(actual.kinds))),
         expected.shared_expert_intermediate_size,
+        shared_gate=True,
     )
 
 
@@ -493,7 +494,7 @@ def test_a_gguf_with_experts_and_a_layer_that_looks_ahead() -> None:
         "qwen35moe", {f"qwen35moe.{k}": v for k, v in keys.items()}, names, "text.gguf"
     )
     assert isinstance(result, qwen3_next.Qwen3NextText) and result.tied
-    assert result.experts == Experts(5, 14, 2, True, frozenset(range(4)), 22)
+    assert result.experts == Experts(5, 14, Routing(2, True), frozenset(range(4)), 22, True)
     assert result.kinds == ("linear_attention", "full_attention") * 2
     assert result.delta == DeltaNet(2, 6, 12, 20, 4, tiled=True)
     assert result.rotary == rotary(1e7, 4).by_axes(sections([1, 1, 0], interleaved=True))
