@@ -65,8 +65,8 @@ FAMILIES = (
     ),
     Entry(
         "mtmd.llm.families.qwen2",
-        ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "llava_onevision_text"),
-        ("qwen2", "qwen2vl"),
+        ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "llava_onevision_text", "paddleocr_vl_text"),
+        ("qwen2", "qwen2vl", "paddleocr"),
     ),
     Entry("mtmd.llm.families.lfm2", ("lfm2",), ("lfm2",)),
     Entry("mtmd.llm.families.glm4v", ("glm4v_text", "glm_ocr_text"), ("glm4",)),

@@ -22,6 +22,7 @@ MODULES = (
     "glm4v",
     "aya_vision",
     "minicpmv4_6",
+    "paddleocr_vl",
 )
 ROWS: dict[str, Row] = {name: import_module(name).ROW for name in MODULES}
 CASES: list[tuple[str, str]] = [

@@ -52,6 +52,7 @@ MORE = (
     "granite_vision",
     "gemma4_unified",
     "minicpmv4_6",
+    "paddleocr_vl",
 )
 # Files that say less than the folder: what the template writes for a picture, how many tiles.
 FOLDER_ALONE = ("qianfan_ocr", "granite_vision")
