@@ -197,7 +197,7 @@ def read(c: Settings) -> Qwen2Text:
         known.get("head")
         or width // c.count("num_attention_heads", known["heads"], maximum=MAX_HEADS),
     )
-    biased = QKV
+    biased: tuple[str, ...] = QKV
     if known is PADDLE:
         biased = (*ATTENTION, *MLP) if c.flag("use_bias", False) else ()
     rope = rope_settings(c)
