@@ -23,6 +23,8 @@ ACTIVATIONS = {
     "gelu": "none",
     "quick_gelu": "quick",
 }
+# Names that transformers has for turning half of a head by row and half by column
+AXIAL = ("axial", "default")
 GGUF_IMAGE_SIZE = 560  # for towers of any size, where the number says nothing
 FRAMES_WEIGHT = "v.patch_embd.frames.weight"
 
@@ -257,7 +259,7 @@ def read_grid_rotary(vision: Settings, width: int, heads: int) -> Rotary:
             "width, each of a multiple of 4"
         )
     rope = vision.part("rope_parameters")
-    rope.choice("rope_type", ("axial",), "axial")
+    rope.choice("rope_type", AXIAL, "axial")
     half = rotary(rope.number("rope_theta", 1e4), width // heads // 2).frequencies
     return Rotary(half * 2, (0,) * len(half) + (1,) * len(half))
 

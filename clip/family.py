@@ -49,7 +49,12 @@ FAMILIES = (
     Entry("mtmd.clip.families.qwen2_vl", ("qwen2_vl",), ("qwen2vl_merger",)),
     Entry("mtmd.clip.families.qwen2_5_vl", ("qwen2_5_vl",), ("qwen2.5vl_merger", "qwen2.5o")),
     Entry("mtmd.clip.families.lfm2_vl", ("lfm2_vl",), ("lfm2",), ("lfm2_vl",)),
-    Entry("mtmd.clip.families.pixtral", ("llava/pixtral", "mistral3"), ("pixtral",), ("mistral3",)),
+    Entry(
+        "mtmd.clip.families.pixtral",
+        ("llava/pixtral", "mistral3", "lighton_ocr"),
+        ("pixtral", "lightonocr"),
+        ("mistral3", "lighton_ocr"),
+    ),
     Entry("mtmd.clip.families.internvl", ("internvl", "qianfan_ocr"), ("internvl",), ("internvl",)),
     Entry("mtmd.clip.families.glm4v", ("glm4v", "glm46v", "glm_ocr"), ("glm4v",)),
     Entry("mtmd.clip.families.aya_vision", ("aya_vision",), ties=("aya_vision",)),

@@ -18,6 +18,7 @@ MODULES = (
     "qwen3_next",
     "lfm2_vl",
     "pixtral",
+    "lighton_ocr",
     "internvl",
     "glm4v",
     "aya_vision",

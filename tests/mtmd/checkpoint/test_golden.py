@@ -53,6 +53,7 @@ MORE = (
     "gemma4_unified",
     "minicpmv4_6",
     "paddleocr_vl",
+    "lighton_ocr",
 )
 # Files that say less than the folder: what the template writes for a picture, how many tiles.
 FOLDER_ALONE = ("qianfan_ocr", "granite_vision")
