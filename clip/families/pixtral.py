@@ -26,7 +26,7 @@ from mtmd.kernels.plan.flash_choice import AttentionForm
 
 EPS = 1e-5  # of the tower's norms; the settings do not say
 LIGHTON = "lighton_ocr"
-# Published checkpoints of LightOnOCR say mistral3 and one of these; transformers' class, lighton_ocr.
+# Published checkpoints say mistral3 and one of these; what transformers saves, lighton_ocr.
 LIGHTON_CLASSES = ["LightOnOCRForConditionalGeneration"], ["LightOnOcrForConditionalGeneration"]
 LAYER = {
     "ln1": "attention_norm",
@@ -84,8 +84,7 @@ class PixtralVision:
         turned = dict.fromkeys(("attn_q", "attn_k"), adjacent_pairs(self.heads))
         parameters = {
             "v.patch_embd.weight": Parameter(
-                (width, 3, self.patch, self.patch),
-                _tower("patch_conv.weight"),
+                (width, 3, self.patch, self.patch), _tower("patch_conv.weight")
             ),
             "v.pre_ln.weight": Parameter((width,), _tower("ln_pre.weight")),
         }

@@ -1,5 +1,5 @@
-"""Pictures in their own size, rounded up to whole tokens or patches; only those whose longer edge is
-too long are made smaller (arXiv:2410.07073).
+"""Pictures in their own size, rounded up to whole tokens or patches; only those whose longer edge
+is too long are made smaller (arXiv:2410.07073).
 """
 
 from __future__ import annotations

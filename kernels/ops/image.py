@@ -136,7 +136,7 @@ def unshuffle(
     the grid are dropped, as by torch's unfold.
     """
     rows, columns = grid[0] // factor, grid[1] // factor
-    whole = x.unflatten(1, grid)[:, : rows * factor, : columns * factor]
+    whole = x.unflatten(1, grid).narrow(1, 0, rows * factor).narrow(2, 0, columns * factor)
     cells = whole.unflatten(2, (columns, factor)).unflatten(1, (rows, factor))
     order = (0, 1, 3, 5, 2, 4) if channels_first else (0, 1, 3, 2, 4, 5)
     alongside: Tensor = cells.permute(order).clone(memory_format=torch.contiguous_format)

@@ -54,6 +54,7 @@ MORE = [
         "internvl3_5",
         "minicpmv4_6",
         "paddleocr_vl",
+        "lighton_ocr",
     )
 ]
 DRAFTING = {"glm_ocr": 3}  # a layer that drafts, which is not read and so not written

@@ -250,7 +250,9 @@ LIGHTON = {"architectures": ["LightOnOCRForConditionalGeneration"]}
 
 def test_lighton_ocr_is_published_under_another_name() -> None:
     """Its pictures are rounded up to what the image processor's settings say."""
-    family = read(vision={"patch_size": 14, "hidden_act": None}, image={"patch_size": 14}, **LIGHTON)
+    family = read(
+        vision={"patch_size": 14, "hidden_act": None}, image={"patch_size": 14}, **LIGHTON
+    )
     assert family == read("lighton_ocr", image={"patch_size": {"height": 14, "width": 14}})
     assert (family.act, family.marker, family.bias, family.merge) == (
         "silu",
@@ -265,5 +267,5 @@ def test_lighton_ocr_is_published_under_another_name() -> None:
 
 @pytest.mark.parametrize("size", [20, {"height": 14, "width": 28}, -14, "14"])
 def test_lighton_ocr_refuses_pictures_of_no_whole_patches(size: Any) -> None:
-    with pytest.raises(ModelError, match="^preprocessor_config.json: patch_size is "):
+    with pytest.raises(ModelError, match=r"^preprocessor_config\.json: patch_size is "):
         read("lighton_ocr", image={"patch_size": size})
