@@ -56,7 +56,6 @@ MORE = [
         "paddleocr_vl",
         "lighton_ocr",
     )
-    for name in ("gemma4_unified", "glm46v", "glm_ocr", "internvl3_5", "lighton_ocr", "minicpmv4_6")
 ]
 DRAFTING = {"glm_ocr": 3}  # a layer that drafts, which is not read and so not written
 DRAFTING_KEYS = ("glm4.block_count", "glm4.nextn_predict_layers")
