@@ -188,6 +188,42 @@ def vit_block(
     )
 
 
+def plain_vit(
+    tiles: Node,
+    positions: Node,
+    p: VitParams,
+    w: Weights,
+    attention: AttentionForm,
+    bounds: Node | None = None,
+) -> Node:
+    """Patches with a learned position each, blocks, and a norm: SigLIP (arXiv:2303.15343)
+
+    tiles [B, 3, Y, X], positions [P, C] -> [B, P, C]
+    """
+    patches = (w.tensor(f"v.patch_embd.{kind}") for kind in ("weight", "bias"))
+    x = ops.patch_embed(tiles, *patches, name="v.patch_embd")
+    x = ops.add(x, positions, name="v.position_embd")
+    for index in range(p.layers):
+        x = vit_block(x, index, p, w, attention=attention, bounds=bounds)
+    return w.layer_norm(x, "v.post_ln", p.eps)
+
+
+def plain_vit_parameters(
+    p: VitParams, patch: int, positions: int, source: Callable[[str], tuple[str, ...]]
+) -> dict[str, Parameter]:
+    """The parameters of `plain_vit`, with a table of so many positions."""
+    ends = {
+        "v.patch_embd": ("embeddings.patch_embedding", (p.width, 3, patch, patch)),
+        "v.post_ln": ("post_layernorm", (p.width,)),
+    }
+    table = Parameter((positions, p.width), source("embeddings.position_embedding.weight"))
+    return {
+        **vit_parameters(p, source),
+        **biased_parameters(ends, source),
+        "v.position_embd.weight": table,
+    }
+
+
 def mlp(x: Node, at: str, gelu: str, w: Weights) -> Node:
     """down(gelu(up(x))), with biases"""
     y = ops.gelu(w.linear(x, f"{at}.ffn_up", bias=True), approximate=gelu, name=f"{at}.ffn_gelu")

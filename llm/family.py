@@ -37,7 +37,9 @@ class Entry:
 
 
 FAMILIES = (
-    Entry("mtmd.llm.families.gemma3", ("gemma3_text",), ("gemma3",)),
+    Entry(
+        "mtmd.llm.families.gemma", ("gemma", "gemma2", "gemma3_text"), ("gemma", "gemma2", "gemma3")
+    ),
     Entry("mtmd.llm.families.gemma4.text", ("gemma4_text", "gemma4_unified_text"), ("gemma4",)),
     Entry(
         "mtmd.llm.families.llama",

@@ -397,7 +397,7 @@ def test_the_guide_names_what_is_there():
     table = set(re.findall(r"`([\w/]+/)`", guide))
     assert alone <= table
     tree = (*MAY_IMPORT, "tests", "tools", "docs", "benchmarks")
-    named = re.findall(rf"(?<![\w/.])(?:{'|'.join(tree)})/[\w/]*(?:\.\w+)?", guide)
+    named = re.findall(rf"(?<![\w/.-])(?:{'|'.join(tree)})/[\w/]*(?:\.\w+)?", guide)
     assert [n for n in named if "NAME" not in n and not (ROOT / n).exists()] == []
 
 

@@ -8,6 +8,7 @@ from common import Row
 
 MODULES = (
     "gemma3",
+    "paligemma",
     "gemma4",
     "idefics3",
     "llava",

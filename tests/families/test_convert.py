@@ -21,7 +21,11 @@ from mtmd.kernels.checkpoint.gguf_file import GgufFile
 
 Build = Callable[[str, str], Oracle]
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
-WITHOUT = {"aya_vision", "llava_onevision"}  # towers that llama.cpp has no projector for
+WITHOUT = {
+    "aya_vision",
+    "llava_onevision",
+    "paligemma",
+}  # towers that llama.cpp has no projector for
 REFUSED = {  # variants of which llama.cpp takes something else for granted
     "6 heads on 2, image block wider than the window, as published": "does not say scale",
     "one token an image, linear rope, scalar of its own": "does not say scale",
