@@ -2,8 +2,8 @@
 
 Few rows of x (decoding): the native products, which read each block once. More of them, in bf16
 where the CPU has AMX (several sequences, short prompts): tiles, which read each block once too.
-Many rows (prefill): blocks of weight rows are decoded into a buffer, and torch multiplies. Threads,
-as many as torch has, share the rows of the weight.
+Many rows (prefill): panels of the weight are decoded into the thread's second cache, and all rows
+multiplied with each. Threads, as many as torch has, share the rows of the weight.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from mtmd.kernels.cpu import matmul
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
@@ -27,12 +26,8 @@ TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # Rows of x up to which the native products are faster than decoding the weight for torch's;
 # measured on AVX-512
 FEW = 24
-# Rows of x up to which tiles are; at 2048 x 2048 and one thread three times as fast with 32, twice
-# with 64, 1.3 times with 128
-TILED = 128
-# Values of the buffer: enough for torch's product to run at full speed, and in bf16 it fits in the
-# second cache
-BUFFER_VALUES = 1 << 20
+# Rows of x up to which tiles of integers are
+TILED = 48
 LAID_OUT = 64  # tiles of x that a thread lays out at a time
 # Values of a weight that a thread needs to have to be worth waking up, about 50 us
 SHARE_VALUES = 1 << 18
@@ -64,8 +59,7 @@ def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str
         if _by_tiles(quant, len(flat), len(w), flat.shape[1], x.dtype):
             _tiled(flat, w, bias, quant, out)
         else:
-            few = _by_product(len(flat), x.shape[-1], quant)
-            way = _few if few else _narrow if len(flat) <= FEW else _many
+            way = _few if _by_product(len(flat), x.shape[-1], quant) else _many
             way(flat, w, bias, quant, out)
     return out.view(*x.shape[:-1], len(w))
 
@@ -86,15 +80,12 @@ def workspace(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> int:
 
         scratch = _shares(outer * width) * scratch_bytes(quant, width)
         return copied + rows * prepared_bytes(quant, width) + scratch
-    in_fp32 = 0
-    if rows <= FEW and x.dtype != torch.float32:
-        in_fp32 = 4 * (rows * (width + outer) + outer)
-        x = Type.contiguous((rows, width), torch.float32)
-    step = _step(outer, width)
-    packed = matmul.packed_bytes(
-        Type.contiguous((rows, width), x.dtype), Type.contiguous((step, width), x.dtype)
-    )
-    return copied + in_fp32 + step * width * x.dtype.itemsize + packed
+    from mtmd.kernels.cpu.tiled import many_rows, product
+
+    if rows < product.HALF:
+        copied += 4 * product.HALF * (width + outer)
+        return copied + many_rows.workspace(product.HALF, width, outer, torch.float32)
+    return copied + many_rows.workspace(rows, width, outer, x.dtype)
 
 
 def _by_product(rows: int, width: int, quant: str) -> bool:
@@ -151,38 +142,21 @@ def _few(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) -> 
     _split(share, 0, outer, shares)
 
 
-def _narrow(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) -> None:
-    """A few rows of a weight whose rows are too short for the products: in fp32, as those are."""
-    if x.dtype == torch.float32:
-        _many(x, w, bias, quant, out)
-        return
-    wide = torch.empty(out.shape, dtype=torch.float32)
-    _many(x.float(), w, None if bias is None else bias.float(), quant, wide)
-    out.copy_(wide)
-
-
 def _many(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) -> None:
-    from mtmd.kernels.cpu.native.decode import rows_of
+    """Many rows of x; or a few of a weight whose rows are too short for the products, filled up, in
+    fp32 as those are.
+    """
+    from mtmd.kernels.cpu.tiled import many_rows, product
 
-    width, address = x.shape[1], rows_of(quant, TYPES[x.dtype], False)
-    step = _step(len(w), width)
-    buffer = x.new_empty(step, width)
-    for first in range(0, len(w), step):
-        last = min(first + step, len(w))
-        rows, result = buffer[: last - first], out[:, first:last]
-        part = w[first:last]
-        args = (part.data_ptr(), w.shape[1], 0, rows.data_ptr(), width, width, 0)
-
-        def share(
-            _: int, start: int, stop: int, args: tuple[int, ...] = args
-        ) -> None:  # this turn's arguments
-            _call(address, args, start, stop, 0)
-
-        _split(share, 0, last - first, _shares(rows.numel()))
-        if bias is None:
-            torch.mm(x, rows.T, out=result)
-        else:
-            torch.addmm(bias[first:last], x, rows.T, out=result)
+    bias = None if bias is None else bias.contiguous()
+    rows, filled = len(x), product.HALF
+    if rows >= filled:
+        many_rows.multiply(quant, x, w, bias, out)
+        return
+    whole, result = torch.zeros(filled, x.shape[1]), torch.empty(filled, len(w))
+    whole[:rows] = x
+    many_rows.multiply(quant, whole, w, bias, result)
+    out.copy_(result[:rows])
 
 
 def _call(address: int, args: tuple[int, ...], first: int, last: int, scratch: int) -> None:
@@ -208,11 +182,6 @@ def _split(work: Callable[[int, int, int], None], first: int, last: int, shares:
 
 def _shares(values: int) -> int:
     return max(1, min(torch.get_num_threads(), values // SHARE_VALUES))
-
-
-def _step(outer: int, width: int) -> int:
-    """Weight rows of a buffer."""
-    return max(1, min(outer, BUFFER_VALUES // width))
 
 
 @lru_cache(maxsize=4)

@@ -13,7 +13,6 @@ from mtmd.kernels.resources.result_memory import new_result
 
 FEWEST_ROWS = 64  # below, laying the weight out costs more than torch's way
 FEWEST = 64  # numbers of a row of x and of the result
-RUN = 256  # rows of x that are worth laying a panel out for once more, to share work better
 
 
 def rejects(x: Type, w: Type, bias: Type | None = None, *, quant: str | None = None) -> str | None:
@@ -42,19 +41,11 @@ def tiled_matmul(
     quant: None = None,  # noqa: ARG001
 ) -> Tensor:
     """The `matmul` op          x [..., K], w [N, K], bias [N] -> [..., N]"""
-    from mtmd.kernels.cpu.native.compile import compile_kernel
-    from mtmd.kernels.cpu.tiled import product, team
+    from mtmd.kernels.cpu.tiled import many_rows
 
-    width, columns = x.shape[-1], w.shape[0]
-    rows = x.numel() // width
-    out = new_result(*x.shape[:-1], columns, dtype=x.dtype)
-    panel, run, units = _shares(rows, width, columns)
-    results, rest, scratch = product.locations(width, panel)
-    args = [x.data_ptr(), width, rows, width, w.data_ptr(), width, columns]
-    args += [0 if bias is None else bias.data_ptr(), out.data_ptr(), columns]
-    args += [panel, run, -(-rows // run), results, rest, product.block_of(width)]
-    address = compile_kernel(product.emit_product, bias is not None)
-    team.run(address, args, units, 1, scratch)
+    width = x.shape[-1]
+    out = new_result(*x.shape[:-1], w.shape[0], dtype=x.dtype)
+    many_rows.multiply("BF16", x.view(-1, width), w, bias, out)
     return out
 
 
@@ -66,24 +57,10 @@ def workspace(
     quant: None = None,  # noqa: ARG001
 ) -> int:
     """Bytes beyond the result: a panel of the weight for each thread."""
-    from mtmd.kernels.cpu.tiled import product, team
+    from mtmd.kernels.cpu.tiled import many_rows
 
     width = x.shape[-1]
-    panel, _, units = _shares(x.count // width, width, w.shape[0])
-    return team.scratch_bytes(product.locations(width, panel)[2], units)
-
-
-def _shares(rows: int, width: int, columns: int) -> tuple[int, int, int]:
-    """Columns of a panel, rows of a run, units."""
-    from mtmd.kernels.cpu.tiled import product
-
-    threads = torch.get_num_threads()
-    panel = product.panel_of(columns, width, threads)
-    panels = -(-columns // panel)
-    # Whole rounds of panels need no runs
-    runs = 1 if panels % threads == 0 else max(1, min(-(-2 * threads // panels), rows // RUN))
-    run = -(-rows // (runs * product.STEP)) * product.STEP
-    return panel, run, panels * -(-rows // run)
+    return many_rows.workspace(x.count // width, width, w.shape[0], x.dtype)
 
 
 def how(*types: Type | None, **attrs: object) -> str:  # noqa: ARG001

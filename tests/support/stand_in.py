@@ -53,7 +53,6 @@ ALLOWED = frozenset(
         "mean",
         "mul",
         "mul_",
-        "narrow",
         "permute",
         "reshape",
         "rms_norm",

@@ -1,4 +1,4 @@
-"""Rows of blocks as floating-point numbers: what an embedding picks, and what prefill multiplies.
+"""Rows of blocks as floating-point numbers, as an embedding picks them.
 
 The values are, bit for bit, those of `blocks.dequantize`, rounded to bf16 where that is asked for:
 the integers that `unpack` gives are exact, and scale q + minimum is rounded once, as there.

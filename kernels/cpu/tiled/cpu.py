@@ -5,10 +5,14 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
+from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 
 from mtmd.kernels.cpu.native.compile import Cpu, host
 
+SECOND_CACHE = 1 << 20  # bytes, where the system does not say
+GENERIC = "single", 8, 4, 2  # a form of products for every CPU
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
 
 
@@ -51,3 +55,13 @@ def tiles_allowed() -> bool:
         return False
     call = ctypes.CDLL(None).syscall
     return int(call(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)) == 0
+
+
+@lru_cache(maxsize=1)
+def second_cache() -> int:
+    """Return the bytes of a core's second cache."""
+    for level in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        with suppress(OSError, ValueError):
+            if (level / "level").read_text().strip() == "2":
+                return int((level / "size").read_text().strip().removesuffix("K")) << 10
+    return SECOND_CACHE

@@ -1,165 +1,279 @@
-"""Products of many rows with a weight in bfloat16, by AMX.
+"""Products of many rows with a weight in bfloat16 or in blocks.
 
     out[m, n] = sum_k x[m, k] w[n, k] + bias[n]
 
-A unit is a panel of the weight's rows and a run of x's. The panel is laid out for the tiles once,
-in memory of the thread that stays in its second cache; then 32 rows of x at a time are multiplied
-with 32 of the panel's at a time, over 256 numbers each, so that what is read of x stays in the
-first cache while the panel passes. Nothing is kept from one product to the next: the weight stays
-as it is, and laying a panel out costs about as much as 30 rows of x. Sums are float32; bias is
+A unit is a panel of the weight's rows and a run of x's. The panel is laid out once (`panel`), in
+memory of the thread that stays in its second cache; then 32 rows of x at a time are multiplied with
+32 of the panel's at a time, over some numbers each, so that what is read of x stays in the first
+cache while the panel passes. Nothing is kept from one product to the next: the weight stays as it
+is, and laying a panel out costs about as much as 30 to 60 rows of x. Sums are float32; bias is
 added before they are rounded.
+
+Products come in the forms of `cpu.form_of`: tiles of AMX, dot products of two numbers in bfloat16,
+or float32 (for x in float32, too).
 """
 
 from __future__ import annotations
 
 from mtmd.kernels.cpu.native.emit import F32, I16, I32, Emitter, Value, vec
+from mtmd.kernels.cpu.tiled.panel import PLAIN, lay_panel
 
 STEP = 32  # rows, columns and numbers at a time
-BLOCK = 8  # steps of numbers, about
-PANEL_BYTES = 3 << 18  # of a panel, at most where it has more than 64 columns
+HALF = 16  # rows at a time where no more are left, and the fewest
+BLOCK = {2: 8, 4: 4}  # steps of numbers, about, by bytes of a number
 MAX_COLUMNS = 256
-X, X_ROW, ROWS, WIDTH, W, W_ROW, COLUMNS, BIAS, OUT, OUT_ROW = range(10)
-PANEL, RUN, RUNS = range(10, 13)
+X, X_ROW, ROWS, WIDTH, W, W_BYTES, COLUMNS, BIAS, OUT, OUT_ROW = range(10)
+PANEL, RUN, RUNS, RESULTS, REST, STEPS = range(10, 16)
+Form = tuple[str, int, int, int]  # as `cpu.form_of` has it
 
 
-def panel_of(columns: int, width: int, threads: int) -> int:
-    """Columns of a panel: as many as the cache takes, and panels that threads can share evenly."""
-    fitting = max(64, min(MAX_COLUMNS, PANEL_BYTES // (2 * width) // STEP * STEP))
+def item_of(form: Form) -> int:
+    """Bytes of a number of a panel."""
+    return 4 if form[0] == "single" else 2
+
+
+def panel_of(columns: int, width: int, threads: int, item: int, cache: int) -> int:
+    """Columns of a panel: as many as so many bytes of cache take, and panels that threads can share
+    evenly.
+    """
+    fitting = max(64, min(MAX_COLUMNS, cache // (item * width) // STEP * STEP))
     rounds = -(-columns // (fitting * threads))
     even = -(-columns // (rounds * threads))
     return min(fitting, max(64, -(-even // STEP) * STEP))
 
 
-def block_of(width: int) -> int:
+def block_of(width: int, item: int) -> int:
     """Steps of a block, so that all of a row's are about equal."""
     steps = -(-width // STEP)
-    return -(-steps // max(1, round(steps / BLOCK)))
+    return -(-steps // max(1, round(steps / BLOCK[item])))
 
 
-def locations(width: int, panel: int) -> tuple[int, int, int]:
-    """Return where in a thread's memory, in bytes: sums of 32 rows, what is left of 32 rows of x
-    after the last whole 32 numbers; and its size. The panel lies before them.
+def locations(width: int, panel: int, item: int) -> tuple[int, int, int]:
+    """Return where in a thread's memory, in bytes: sums of 32 rows; of 32 rows of x what is left
+    after the last whole 32 numbers, or a block in float32; and its size. The panel lies before
+    them.
     """
     wide = -(-width // STEP) * STEP
-    results = panel * wide * 2
+    results = panel * wide * item
     rest = results + STEP * panel * 4
-    return results, rest, rest + STEP * 64
+    return results, rest, rest + STEP * STEP * item * (block_of(width, item) if item == 4 else 1)
 
 
-def emit_product(e: Emitter, bias: bool) -> None:
-    """args: x, its row stride in elements, rows (at least 32), width, w, its row stride, columns,
-    bias (bf16), out, its row stride, columns of a panel (a multiple of 32), rows of a run (a
-    multiple of 32), number of runs, `locations` of sums and of the rest, `block_of` the width.
-    Units: panels * runs.
+def emit_product(e: Emitter, kind: str, form: Form, x: str, bias: str) -> None:
+    """args: x, its row stride in elements, rows (at least 16), width, w, bytes of its rows, columns
+    of the result, bias or 0, out, its row stride, columns of a panel (a multiple of 32), rows of a
+    run (a multiple of 32), number of runs, `locations` of sums and of the rest, `block_of` the
+    width. Units: panels * runs. `x` is the type of x and of the result, `bias` that of the bias.
     """
-    x, x_row, rows, width = e.arg_ptr(X), e.arg(X_ROW), e.arg(ROWS), e.arg(WIDTH)
-    panel, run, runs = e.arg(PANEL), e.arg(RUN), e.arg(RUNS)
-    results, rest, block = e.scratch.at(e.arg(13)), e.scratch.at(e.arg(14)), e.arg(15)
-    whole = width // STEP  # steps
-    steps = (width + (STEP - 1)) // STEP
-    e.tiles_begin()
-    with e.loop(e.first, e.last) as unit:
-        first = unit // runs * panel
-        columns = e.minimum(e.arg(COLUMNS) - first, panel)
-        lay_panel(e, e.arg_ptr(W).at(first * e.arg(W_ROW), I16), columns, width, steps)
-        begin = unit % runs * run
-        end = e.minimum(begin + run, rows)
-        # Prefetched with each 32 columns: a share of the next 32 rows
-        share = e.i64(STEP * STEP) // panel
-        with e.loop(begin, end, STEP) as at:
-            row = e.minimum(at, rows - STEP)  # the last ones overlap those before
-            lines = x.at(row * x_row, I16)
+    Product(e, kind, form, x, bias).write()
+
+
+class Product:
+    def __init__(self, e: Emitter, kind: str, form: Form, x: str, bias: str):
+        self.e, self.kind, self.form, self.dtype, self.bias = e, kind, form, x, bias
+        self.tiles, self.item = form[0] == "tiles", item_of(form)
+        self.x, self.x_row = e.arg_ptr(X), e.arg(X_ROW)
+        self.rows, self.width = e.arg(ROWS), e.arg(WIDTH)
+        self.results, self.rest = e.scratch.at(e.arg(RESULTS)), e.scratch.at(e.arg(REST))
+        self.steps = (self.width + (STEP - 1)) // STEP
+        self.element = F32 if x == "f32" else I16
+
+    def write(self) -> None:
+        e = self.e
+        if self.tiles:
+            e.tiles_begin()
+        panel, run, runs = e.arg(PANEL), e.arg(RUN), e.arg(RUNS)
+        with e.loop(e.first, e.last) as unit:
+            first = unit // runs * panel
+            columns = e.minimum(e.arg(COLUMNS) - first, panel)
+            w = e.arg_ptr(W).at(first * e.arg(W_BYTES))
+            lay_panel(e, self.kind, self.item, w, e.arg(W_BYTES), columns, self.width)
+            begin = unit % runs * run
+            end = e.minimum(begin + run, self.rows)
+            left = (end - begin) % STEP
+            # Where rows are left over, the last ones overlap those before
+            whole = e.select((left > HALF) & (self.rows >= STEP), end, end - left)
+            with e.loop(begin, whole, STEP) as at:
+                self._rows(e.minimum(at, self.rows - STEP), first, columns, 2)
+            with e.loop(whole, end, HALF) as at:
+                self._rows(e.minimum(at, self.rows - HALF), first, columns, 1)
+        if self.tiles:
+            e.tiles_end()
+
+    def _rows(self, row: Value, first: Value, columns: Value, halves: int) -> None:
+        """16 or 32 rows of x times a panel."""
+        e, steps, block = self.e, self.steps, self.e.arg(STEPS)
+        whole = self.width // STEP if self.kind == PLAIN else steps
+        # Prefetched with each 32 columns: a share of the next rows
+        share = e.i64(STEP * STEP) // e.arg(PANEL)
+        lines = self.x.at(row * self.x_row, self.element)
+        if self.kind == PLAIN:
             with e.when(whole < steps):
-                mask = e.mask(width - whole * STEP, STEP)
-                with e.loop(0, STEP) as r:
-                    left = e.masked_load(lines, vec(I16, STEP), r * x_row + whole * STEP, mask)
-                    e.store(rest, left, r * STEP)
-            with e.loop(0, steps, block) as start:
-                stop = e.minimum(start + block, whole)
-                final = start + block >= steps
-                with e.loop(0, columns, STEP) as column:
-                    b = e.scratch.at(column * (steps * 64))
-                    own = results.at(column * (STEP * 4))
-                    with e.either(start.eq(0)) as (yes, no):
-                        with yes:
-                            for tile in range(4):
-                                e.tile_zero(tile)
-                        with no:
-                            for tile in range(4):
-                                e.tile_load(tile, own.at(tile * 1024))
-                    ahead = lines.at((STEP + column // STEP * share) * x_row, I16)
-                    with e.loop(start, stop) as step:
-                        _multiply(e, lines.at(step * STEP, I16), x_row * 2, b, step, steps)
-                        for i in range(4):
-                            e.prefetch(ahead.at(i * x_row + step * STEP, I16), 2)
-                    with e.when(final & (whole < steps)):
-                        _multiply(e, rest, e.i64(STEP * 2), b, whole, steps)
-                    for tile in range(4):
-                        e.tile_store(tile, own.at(tile * 1024))
-                    with e.when(final):
-                        _write(e, own, row, first + column, columns - column, bias)
-    e.tiles_end()
+                mask = e.mask(self.width - whole * STEP, STEP)
+                with e.loop(0, halves * HALF) as r:
+                    at = r * self.x_row + whole * STEP
+                    e.store(self.rest, e.masked_load(lines, vec(I16, STEP), at, mask), r * STEP)
+        with e.loop(0, steps, block) as start:
+            stop = e.minimum(start + block, whole)
+            final = start + block >= steps
+            xs, stride = self._wide(lines, start, stop, halves)
+            with e.loop(0, columns, STEP) as column:
+                b = e.scratch.at(column * (steps * (STEP * self.item)))
+                own = self.results.at(column * (STEP * 4))
+                if self.tiles:
+                    ahead = lines.at((STEP + column // STEP * share) * self.x_row, I16)
+                    self._tiles(own, lines, b, start, stop, whole, final, ahead, halves)
+                else:
+                    self._vectors(own, xs, stride, b, start, stop, halves)
+                with e.when(final):
+                    self._write(own, row, first + column, columns - column, halves)
 
+    # Tiles -----------------------------------------------------------------------------------
 
-def _multiply(e: Emitter, a: Value, stride: Value, b: Value, step: Value, steps: Value) -> None:
-    for j in range(2):
-        e.tile_load(6 + j, b.at((steps * j + step) * 1024))
-    for i in range(2):
-        e.tile_load(4 + i, a.at(stride * (16 * i)), stride)
+    def _tiles(
+        self,
+        own: Value,
+        lines: Value,
+        b: Value,
+        start: Value,
+        stop: Value,
+        whole: Value,
+        final: Value,
+        ahead: Value,
+        halves: int,
+    ) -> None:
+        e = self.e
+        with e.either(start.eq(0)) as (yes, no):
+            with yes:
+                for tile in range(2 * halves):
+                    e.tile_zero(tile)
+            with no:
+                for tile in range(2 * halves):
+                    e.tile_load(tile, own.at(tile * 1024))
+        with e.loop(start, stop) as step:
+            self._multiply(lines.at(step * STEP, I16), self.x_row * 2, b, step, halves)
+            for i in range(4):
+                e.prefetch(ahead.at(i * self.x_row + step * STEP, I16), 2)
+        if self.kind == PLAIN:
+            with e.when(final & (whole < self.steps)):
+                self._multiply(self.rest, e.i64(STEP * 2), b, whole, halves)
+        for tile in range(2 * halves):
+            e.tile_store(tile, own.at(tile * 1024))
+
+    def _multiply(self, a: Value, stride: Value, b: Value, step: Value, halves: int) -> None:
+        e = self.e
         for j in range(2):
-            e.tile_dot(2 * i + j, 4 + i, 6 + j)
+            e.tile_load(6 + j, b.at((self.steps * j + step) * 1024))
+        for i in range(halves):
+            e.tile_load(4 + i, a.at(stride * (16 * i)), stride)
+            for j in range(2):
+                e.tile_dot(2 * i + j, 4 + i, 6 + j)
 
+    # Vectors ---------------------------------------------------------------------------------
 
-def _write(e: Emitter, results: Value, row: Value, column: Value, left: Value, bias: bool) -> None:
-    """32 x 32 results, of which there are `left` columns."""
-    out, stride = e.arg_ptr(OUT), e.arg(OUT_ROW)
+    def _wide(self, lines: Value, start: Value, stop: Value, halves: int) -> tuple[Value, Value]:
+        """A block of x and the stride of its rows: in float32 where that is multiplied."""
+        e = self.e
+        if self.item == 2 or self.dtype == "f32":
+            return lines.at(start * STEP, self.element), self.x_row
+        count = (stop - start) * STEP
+        with e.loop(0, halves * HALF) as r, e.loop(0, count, HALF) as at:
+            value = e.read(lines, self.dtype, r * self.x_row + start * STEP + at, HALF)
+            e.store(self.rest, value, r * count + at)
+        return self.rest, count
 
-    def lines(mask: Value | None) -> None:
-        added = []
-        if bias:
-            pointer = e.arg_ptr(BIAS).at(column, I16)
-            kind = vec(I16, STEP)
-            both = (
-                e.load(pointer, kind)
-                if mask is None
-                else e.masked_load(pointer, kind, e.i64(0), mask)
-            )
-            added = [both.shuffle(range(i, i + 16)).bf16_to_f32() for i in (0, 16)]
-        with e.loop(0, 2) as half, e.loop(0, 16) as r:
-            values = [e.load(results, vec(F32, 16), half * 512 + r * 16 + i) for i in (0, 256)]
-            if bias:
-                values = [v + more for v, more in zip(values, added, strict=True)]
-            stored = e.pairs_of_bf16(*values)
-            if mask is None:
-                e.store(out, stored, (row + half * 16 + r) * stride + column)
-            else:
-                e.masked_store(out, stored, (row + half * 16 + r) * stride + column, mask)
+    def _vectors(
+        self, own: Value, xs: Value, stride: Value, b: Value, start: Value, stop: Value, halves: int
+    ) -> None:
+        """Some rows of x times two vectors of the panel at a time, sums in registers."""
+        e, (_, lanes, each, columns) = self.e, self.form
+        kind, pairs = vec(F32, lanes), self.item == 2
+        count = (stop - start) * (STEP // 2 if pairs else STEP)
+        tile_of = self.steps * (STEP * self.item * HALF)  # bytes of 16 columns of the panel
+        with e.loop(0, halves * HALF, each) as r:
+            for first in range(0, STEP, columns * lanes):
+                places = [first + c * lanes for c in range(columns)]
+                panels = [
+                    b.at(tile_of * (at // HALF) + start * (STEP * self.item * HALF)).at(
+                        at % HALF, F32
+                    )
+                    for at in places
+                ]
+                sums = [
+                    own.at((r // HALF * 2 + at // HALF) * 1024 + r % HALF * 64 + at % HALF * 4)
+                    for at in places
+                ]
+                totals = [
+                    [
+                        e.var(
+                            kind,
+                            e.select(start.eq(0), e.f32(0.0, lanes), e.load(s, kind, i * HALF)),
+                        )
+                        for s in sums
+                    ]
+                    for i in range(each)
+                ]
+                with e.loop(0, count) as k:
+                    ws = [
+                        e.load(
+                            p,
+                            vec(I16, 2 * lanes) if pairs else kind,
+                            k * (HALF * 2 if pairs else HALF),
+                            align=4 * lanes,
+                        )
+                        for p in panels
+                    ]
+                    for i in range(each):
+                        at = (r + i) * stride
+                        if pairs:
+                            x = e.load(xs.at(at + k * 2, I16), I32, align=2).splat(lanes)
+                            x = x.bits(vec(I16, 2 * lanes))
+                        else:
+                            x = e.load(xs, F32, at + k).splat(lanes)
+                        for total, w in zip(totals[i], ws, strict=True):
+                            last = total.get()
+                            total.set(e.dot_bf16(x, w, last) if pairs else e.fma(x, w, last))
+                for i in range(each):
+                    for s, total in zip(sums, totals[i], strict=True):
+                        e.store(s, total.get(), i * HALF)
 
-    with e.either(left >= STEP) as (yes, no):
-        with yes:
-            lines(None)
-        with no:
-            lines(e.mask(left, STEP))
+    # Results ---------------------------------------------------------------------------------
 
+    def _write(self, own: Value, row: Value, column: Value, left: Value, halves: int) -> None:
+        """16 or 32 rows of 32 results, of which there are `left` columns."""
+        e, out, stride = self.e, self.e.arg_ptr(OUT), self.e.arg(OUT_ROW)
 
-def lay_panel(e: Emitter, w: Value, columns: Value, width: Value, steps: Value) -> None:
-    """Rows of the weight as the second operand of tiles: [row / 16, pair of numbers, 16 rows],
-    zeros behind the last row and the last number.
-    """
-    w_row = e.arg(W_ROW)
-    padded = (columns + (STEP - 1)) // STEP * STEP
-    with e.loop(0, padded, 16) as tile:
-        rows = [w.at(e.minimum(tile + i, columns - 1) * w_row, I16) for i in range(16)]
-        to = e.scratch.at(tile * (steps * 64))
-        for at, mask in e.spans(0, width, STEP):
-            vectors = []
-            for row in rows:
-                line = row.at(at, I16)
-                value = (
-                    e.load(line, vec(I16, STEP))
+        def read(mask: Value | None) -> list[Value]:
+            element = F32 if self.bias == "f32" else I16
+            kind, zero = vec(element, STEP), e.const(vec(element, STEP), 0)
+            both, pointer = e.var(kind, zero), e.arg_ptr(BIAS).at(column, element)
+            with e.when(e.arg(BIAS).ne(0)):
+                both.set(
+                    e.load(pointer, kind)
                     if mask is None
-                    else e.masked_load(line, vec(I16, STEP), e.i64(0), mask)
+                    else e.masked_load(pointer, kind, e.i64(0), mask)
                 )
-                vectors.append(value.bits(vec(I32, 16)))
-            for i, vector in enumerate(e.transposed(vectors)):
-                e.store(to, vector, (at // 2 + i) * 16)
+            parts = [both.get().shuffle(range(i, i + HALF)) for i in (0, HALF)]
+            return parts if self.bias == "f32" else [part.bf16_to_f32() for part in parts]
+
+        def lines(mask: Value | None) -> None:
+            added = read(mask)
+            with e.loop(0, halves) as half, e.loop(0, HALF) as r:
+                values = [
+                    e.load(own, vec(F32, HALF), half * 512 + r * HALF + i) + more
+                    for i, more in zip((0, 256), added, strict=True)
+                ]
+                stored = (
+                    values[0].concat(values[1]) if self.dtype == "f32" else e.pairs_of_bf16(*values)
+                )
+                at = (row + half * HALF + r) * stride + column
+                if mask is None:
+                    e.store(out, stored, at)
+                else:
+                    e.masked_store(out, stored, at, mask)
+
+        with e.either(left >= STEP) as (yes, no):
+            with yes:
+                lines(None)
+            with no:
+                lines(e.mask(left, STEP))

@@ -24,8 +24,7 @@ from mtmd.commands.shared import (
 from mtmd.options.load import LoadOptions
 
 HELP = (
-    "Run one request through two models or settings, and name the first operation whose results"
-    " differ."
+    "Run one request through two models or settings, and name the first node whose values differ."
 )
 EXAMPLES = """\
 mtmd compare --dtype-b bf16                 # the demo model in fp32 and in bf16
@@ -48,10 +47,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "b",
         nargs="?",
         metavar="B",
-        help=(
-            "the model to compare with it (default: A, with an option that applies to one side "
-            "only)"
-        ),
+        help="what is compared with it, given in the same way (default: A, for which an option "
+        "of one side alone has to differ)",
     )
     by_option = sub.add_argument(
         "-m",
@@ -59,7 +56,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         dest="models_by_option",
         action="append",
         metavar="MODEL",
-        help="A, and if repeated, B",
+        help="A, and, given again, B",
     )
     for named in (a, b, by_option):
         offers_models(named)
@@ -68,7 +65,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="IMAGE",
-        help="a picture file, - for standard input; may be repeated (default: text only)",
+        help="a picture file, - for one on standard input; may be repeated (default: text alone)",
     )
     add_prompt_argument(sub)
     sub.add_argument(
@@ -82,7 +79,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--tolerance",
         type=float,
         metavar="X",
-        help="NMSE that counts as a difference (default: depends on the types of both)",
+        help="NMSE that counts as a difference (default: what fits the types of both)",
     )
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     sides = sub.add_argument_group(

@@ -16,7 +16,8 @@ from torch import Tensor
 from mtmd.base.errors import PlacementError
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Cpu
-from mtmd.kernels.cpu import matmul, quant_matmul
+from mtmd.kernels.cpu import quant_matmul
+from mtmd.kernels.cpu.tiled import many_rows
 from mtmd.kernels.gpu.quant_matmul.cases import IN_DETAIL, random_blocks
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
@@ -91,14 +92,14 @@ def test_a_bias_with_strides_is_read_while_its_copy_lives(rows):
     assert nmse(result, x, w, bias, "Q4_0") <= 1e-8
 
 
-@pytest.mark.parametrize("rows", [1, 40])
-def test_threads_and_buffers_share_a_weight_without_changing_its_product(rows, monkeypatch):
+@pytest.mark.parametrize("rows", [1, 40, 600])
+def test_threads_share_a_weight_and_its_rows_without_changing_the_product(rows, monkeypatch):
     w, x = random_blocks("Q6_K", 101, 512), values(rows, 512)
     whole = quant_matmul.quant_matmul(x, w, quant="Q6_K")
     monkeypatch.setattr(quant_matmul, "SHARE_VALUES", 512 * 3)
-    monkeypatch.setattr(quant_matmul, "BUFFER_VALUES", 512 * 40)  # 40 + 40 + 21 rows
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert quant_matmul._shares(101 * 512) == 3 and quant_matmul._step(101, 512) == 40
+    assert quant_matmul._shares(101 * 512) == 3
+    assert many_rows._shares(600, 512, 101, 4) == (64, 320, 4)  # two panels, two runs
     torch.testing.assert_close(
         quant_matmul.quant_matmul(x, w, quant="Q6_K"), whole, rtol=1e-5, atol=1e-5
     )
@@ -106,14 +107,7 @@ def test_threads_and_buffers_share_a_weight_without_changing_its_product(rows, m
 
 @pytest.mark.parametrize("dtype", NMSE, ids=str)
 @pytest.mark.parametrize("rows", [1, 8, 300])
-def test_the_workspace_is_the_measured_one(rows, dtype, peak_bytes, monkeypatch):
-    counted = (
-        matmul.packed_bytes
-    )  # MKL packs fp32 operands in memory of its own, which torch's allocator does not see
-    monkeypatch.setattr(
-        matmul, "packed_bytes", lambda x, w: 0 if w.dtype == torch.float32 else counted(x, w)
-    )
-    monkeypatch.setattr(quant_matmul, "BUFFER_VALUES", 1 << 17)
+def test_the_workspace_is_the_measured_one(rows, dtype, peak_bytes):
     x, w = values(rows, 2048, dtype=dtype), random_blocks("Q8_0", 700, 2048)
     node = node_of("matmul", [x, w, None], {"quant": "Q8_0"})
     measured = peak_bytes(lambda: quant_matmul.quant_matmul(x, w, quant="Q8_0"))

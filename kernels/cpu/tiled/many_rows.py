@@ -1,0 +1,52 @@
+"""How products of many rows are shared out: panels and runs for the threads that torch has."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mtmd.kernels.cpu.native.compile import compile_kernel
+from mtmd.kernels.cpu.native.products import row_bytes
+from mtmd.kernels.cpu.tiled import product, team
+from mtmd.kernels.cpu.tiled.cpu import GENERIC, host_form, second_cache
+
+TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+RUN = 256  # rows of x that are worth laying a panel out for once more, to share work better
+
+
+def multiply(kind: str, x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """out [M, N] = x [M, K] times a weight of N rows, all contiguous; x and `out` in fp32 or bf16,
+    M at least `product.HALF`, N at least 1.
+    """
+    (rows, width), columns, form = x.shape, len(w), _form(x.dtype)
+    item = product.item_of(form)
+    panel, run, units = _shares(rows, width, columns, item)
+    results, rest, scratch = product.locations(width, panel, item)
+    args = [x.data_ptr(), width, rows, width, w.data_ptr(), row_bytes(kind, width), columns]
+    args += [0 if bias is None else bias.data_ptr(), out.data_ptr(), columns]
+    args += [panel, run, -(-rows // run), results, rest, product.block_of(width, item)]
+    types = TYPES[x.dtype], TYPES[(x if bias is None else bias).dtype]
+    address = compile_kernel(product.emit_product, kind, form, *types)
+    team.run(address, args, units, 1, scratch)
+
+
+def workspace(rows: int, width: int, columns: int, dtype: torch.dtype) -> int:
+    """Return the bytes that `multiply` takes: a panel of the weight for each thread."""
+    item = product.item_of(_form(dtype))
+    panel, _, units = _shares(rows, width, columns, item)
+    return team.scratch_bytes(product.locations(width, panel, item)[2], units)
+
+
+def _form(dtype: torch.dtype) -> product.Form:
+    return host_form(TYPES[dtype]) or GENERIC
+
+
+def _shares(rows: int, width: int, columns: int, item: int) -> tuple[int, int, int]:
+    """Columns of a panel, rows of a run, units."""
+    threads = torch.get_num_threads()
+    panel = product.panel_of(columns, width, threads, item, 3 * second_cache() // 8)
+    panels = -(-columns // panel)
+    # Whole rounds of panels need no runs
+    runs = 1 if panels % threads == 0 else max(1, min(-(-2 * threads // panels), rows // RUN))
+    run = -(-rows // (runs * product.STEP)) * product.STEP
+    return panel, run, panels * -(-rows // run)

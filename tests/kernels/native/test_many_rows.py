@@ -1,0 +1,98 @@
+"""Products of many rows with weights of every type, in every form of products, against fp64, in
+memory full of NaN.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mtmd.kernels.cpu.native import compile
+from mtmd.kernels.cpu.native.compile import Compiler, Cpu, host
+from mtmd.kernels.cpu.tiled import cpu, many_rows, product
+from mtmd.kernels.cpu.tiled.codes import FORMS
+from mtmd.kernels.gpu.quant_matmul.cases import random_blocks
+from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, dequantize
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+# Weights and results rounded to bfloat16; in fp32 only what their decoding rounds
+LIMIT = {torch.bfloat16: 2.0**-16, torch.float32: 1e-11}
+V3 = "+avx2,+fma,+f16c,+bmi2,+sse4.1,+ssse3"
+CPUS = {
+    "AVX-512 BF16": Cpu(
+        "znver4", f"{V3},+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512bf16,-sse4a"
+    ),
+    "AVX-512": Cpu("x86-64-v4", f"{V3},+avx512f,+avx512bw,+avx512dq,+avx512vl"),
+    "AVX2": Cpu("x86-64-v3", V3),
+}
+NEEDS = {"AVX-512 BF16": "avx512bf16", "AVX-512": "avx512bw", "AVX2": "avx2"}
+
+
+def nmse(kind: str, rows: int, outer: int, blocks: int, dtype: torch.dtype) -> float:
+    """The worst row's error, relative to such rows' power."""
+    width, draw = blocks * BLOCKS[kind].values, torch.Generator().manual_seed(rows + outer)
+    w = random_blocks(kind, outer, width, seed=outer)
+    x, b = (torch.randn(s, generator=draw).to(dtype) for s in ((rows, width), (outer,)))
+    numbers = dequantize(w, kind).double()
+    bias = (b * numbers.square().sum(1).mean().sqrt()).to(dtype) if outer % 2 else None
+    out = torch.full((rows, outer), torch.nan, dtype=dtype)
+    many_rows.multiply(kind, x, w, bias, out)
+    expected = F.linear(x.double(), numbers, None if bias is None else bias.double())
+    power = x.double().square().mean() * numbers.square().mean() * width + expected.square().mean()
+    return float((out.double() - expected).square().mean(1).amax() / power)
+
+
+@pytest.mark.parametrize("kind", sorted(NATIVE))
+def test_every_type_of_weight(kind):
+    assert nmse(kind, 33, 35, 3, torch.bfloat16) <= LIMIT[torch.bfloat16]
+
+
+@pytest.mark.parametrize("rows", [16, 17, 31, 32, 48, 49, 63, 80, 600])
+def test_rows_are_read_by_halves_of_32(rows):
+    for dtype, limit in LIMIT.items():
+        assert nmse("Q4_0", rows, 100, 9, dtype) <= limit
+
+
+@pytest.mark.parametrize("name", CPUS)
+def test_the_forms_of_other_cpus(name, monkeypatch, tmp_path):
+    if not host().has(NEEDS[name]):
+        pytest.skip(f"the CPU has no {name}")
+    target = CPUS[name]
+    monkeypatch.setattr(cpu, "host_form", lambda dtype: cpu.form_of(target, dtype, False))
+    monkeypatch.setattr(many_rows, "host_form", cpu.host_form)
+    monkeypatch.setattr(compile._shared, "compiler", Compiler(target, tmp_path))
+    form = many_rows._form(torch.bfloat16)
+    assert form == (("pairs", 16, 8, 2) if "BF16" in name else many_rows._form(torch.float32))
+    for kind, dtype in (
+        ("Q4_K", torch.bfloat16),
+        ("NF4_64", torch.float32),
+        ("NVFP4", torch.float32),
+    ):
+        assert nmse(kind, 37, 67, 2, dtype) <= LIMIT[dtype]
+
+
+def test_nothing_but_the_results_is_written():
+    x, w = torch.randn(16, 64).bfloat16(), random_blocks("Q8_0", 5, 64)
+    memory = torch.full((18, 5), torch.nan, dtype=torch.bfloat16)
+    many_rows.multiply("Q8_0", x, w, None, memory[1:-1])
+    assert memory[1:-1].isfinite().all() and memory[[0, -1]].isnan().all()
+
+
+def test_infinite_x_stays_in_its_row():
+    x, w = torch.randn(40, 64).bfloat16(), random_blocks("Q8_0", 40, 64)
+    x[7, 9] = torch.nan
+    out = torch.empty(40, 40, dtype=torch.bfloat16)
+    many_rows.multiply("Q8_0", x, w, None, out)
+    assert out[7].isnan().all() and out[:7].isfinite().all() and out[8:].isfinite().all()
+
+
+def test_all_types_can_be_read():
+    assert set(FORMS) == NATIVE
+
+
+def test_sizes_of_memory():
+    assert product.locations(64, 64, 2) == (8192, 16384, 18432)
+    assert product.locations(64, 64, 4) == (16384, 24576, 32768)
+    assert product.block_of(896, 2) == 7 and product.block_of(896, 4) == 4
+    assert cpu.second_cache() >= 1 << 17
