@@ -23,6 +23,8 @@ ACTIVATIONS = {
     "gelu": "none",
     "quick_gelu": "quick",
 }
+# Names that transformers has for turning half of a head by row and half by column
+AXIAL = ("axial", "default")
 GGUF_IMAGE_SIZE = 560  # for towers of any size, where the number says nothing
 FRAMES_WEIGHT = "v.patch_embd.frames.weight"
 
@@ -186,6 +188,42 @@ def vit_block(
     )
 
 
+def plain_vit(
+    tiles: Node,
+    positions: Node,
+    p: VitParams,
+    w: Weights,
+    attention: AttentionForm,
+    bounds: Node | None = None,
+) -> Node:
+    """Patches with a learned position each, blocks, and a norm: SigLIP (arXiv:2303.15343)
+
+    tiles [B, 3, Y, X], positions [P, C] -> [B, P, C]
+    """
+    patches = (w.tensor(f"v.patch_embd.{kind}") for kind in ("weight", "bias"))
+    x = ops.patch_embed(tiles, *patches, name="v.patch_embd")
+    x = ops.add(x, positions, name="v.position_embd")
+    for index in range(p.layers):
+        x = vit_block(x, index, p, w, attention=attention, bounds=bounds)
+    return w.layer_norm(x, "v.post_ln", p.eps)
+
+
+def plain_vit_parameters(
+    p: VitParams, patch: int, positions: int, source: Callable[[str], tuple[str, ...]]
+) -> dict[str, Parameter]:
+    """The parameters of `plain_vit`, with a table of so many positions."""
+    ends = {
+        "v.patch_embd": ("embeddings.patch_embedding", (p.width, 3, patch, patch)),
+        "v.post_ln": ("post_layernorm", (p.width,)),
+    }
+    table = Parameter((positions, p.width), source("embeddings.position_embedding.weight"))
+    return {
+        **vit_parameters(p, source),
+        **biased_parameters(ends, source),
+        "v.position_embd.weight": table,
+    }
+
+
 def mlp(x: Node, at: str, gelu: str, w: Weights) -> Node:
     """down(gelu(up(x))), with biases"""
     y = ops.gelu(w.linear(x, f"{at}.ffn_up", bias=True), approximate=gelu, name=f"{at}.ffn_gelu")
@@ -257,7 +295,7 @@ def read_grid_rotary(vision: Settings, width: int, heads: int) -> Rotary:
             "width, each of a multiple of 4"
         )
     rope = vision.part("rope_parameters")
-    rope.choice("rope_type", ("axial",), "axial")
+    rope.choice("rope_type", AXIAL, "axial")
     half = rotary(rope.number("rope_theta", 1e4), width // heads // 2).frequencies
     return Rotary(half * 2, (0,) * len(half) + (1,) * len(half))
 

@@ -34,6 +34,7 @@ class Entry:
 
 FAMILIES = (
     Entry("mtmd.clip.families.gemma3", ("gemma3",), ("gemma3",), ("gemma3",)),
+    Entry("mtmd.clip.families.paligemma", ("paligemma",), ties=("paligemma",)),
     Entry("mtmd.clip.families.gemma4.vision", ("gemma4",), ("gemma4v",), ("gemma4",)),
     Entry(
         "mtmd.clip.families.gemma4.unified", ("gemma4_unified",), ("gemma4uv",), ("gemma4_unified",)
@@ -49,11 +50,17 @@ FAMILIES = (
     Entry("mtmd.clip.families.qwen2_vl", ("qwen2_vl",), ("qwen2vl_merger",)),
     Entry("mtmd.clip.families.qwen2_5_vl", ("qwen2_5_vl",), ("qwen2.5vl_merger", "qwen2.5o")),
     Entry("mtmd.clip.families.lfm2_vl", ("lfm2_vl",), ("lfm2",), ("lfm2_vl",)),
-    Entry("mtmd.clip.families.pixtral", ("llava/pixtral", "mistral3"), ("pixtral",), ("mistral3",)),
+    Entry(
+        "mtmd.clip.families.pixtral",
+        ("llava/pixtral", "mistral3", "lighton_ocr"),
+        ("pixtral", "lightonocr"),
+        ("mistral3", "lighton_ocr"),
+    ),
     Entry("mtmd.clip.families.internvl", ("internvl", "qianfan_ocr"), ("internvl",), ("internvl",)),
     Entry("mtmd.clip.families.glm4v", ("glm4v", "glm46v", "glm_ocr"), ("glm4v",)),
     Entry("mtmd.clip.families.aya_vision", ("aya_vision",), ties=("aya_vision",)),
     Entry("mtmd.clip.families.minicpmv4_6", ("minicpmv4_6",), ("minicpmv4_6",)),
+    Entry("mtmd.clip.families.paddleocr_vl", ("paddleocr_vl",), ("paddleocr",), ("paddleocr_vl",)),
 )
 
 
@@ -105,6 +112,28 @@ class Numbered(Protocol):
 
     def numbered(self, index: int) -> str:
         """The text before a picture's own that says which it is, from 0."""
+
+
+@runtime_checkable
+class PrefixFamily(Protocol):
+    """A family made for one question, not for conversations: all tokens of a prompt see each other
+    in both directions.
+    """
+
+    template: str
+    """How messages become a prompt, where a checkpoint has no chat template, as published ones."""
+
+    def question(self, text: str) -> str:
+        """Return the text behind the last picture, with what the model was trained to see around
+        it.
+        """
+
+
+def own_template(family: object) -> str | None:
+    """Return how messages become a prompt of a family that needs no chat template, None of others,
+    which do.
+    """
+    return family.template if isinstance(family, PrefixFamily) else None
 
 
 def vision_family(model_type: str, config: Settings, image: Settings) -> VisionFamily:

@@ -37,7 +37,9 @@ class Entry:
 
 
 FAMILIES = (
-    Entry("mtmd.llm.families.gemma3", ("gemma3_text",), ("gemma3",)),
+    Entry(
+        "mtmd.llm.families.gemma", ("gemma", "gemma2", "gemma3_text"), ("gemma", "gemma2", "gemma3")
+    ),
     Entry("mtmd.llm.families.gemma4.text", ("gemma4_text", "gemma4_unified_text"), ("gemma4",)),
     Entry(
         "mtmd.llm.families.llama",
@@ -65,8 +67,8 @@ FAMILIES = (
     ),
     Entry(
         "mtmd.llm.families.qwen2",
-        ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "llava_onevision_text"),
-        ("qwen2", "qwen2vl"),
+        ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "llava_onevision_text", "paddleocr_vl_text"),
+        ("qwen2", "qwen2vl", "paddleocr"),
     ),
     Entry("mtmd.llm.families.lfm2", ("lfm2",), ("lfm2",)),
     Entry("mtmd.llm.families.glm4v", ("glm4v_text", "glm_ocr_text"), ("glm4",)),

@@ -47,12 +47,12 @@ MEANT = {  # commands of other programs, and ours
     "show": "info",
     "version": "--version",
 }
-ABOUT = "Answers questions about images, and says what the model saw and where it ran."
+ABOUT = "Run vision-language models: ask about images, chat, serve, and see where every model runs."
 EXAMPLES = """\
 mtmd describe photo.jpg                     # with the demo model, which knows shapes and words
-mtmd describe photo.jpg -m org/name         # with a model of the Hugging Face hub
+mtmd describe photo.jpg -m org/name         # with a model from the Hugging Face hub
 mtmd ask "What is this?" -i photo.jpg       # a question, with pictures or without
-mtmd serve                                  # a page to chat, and OpenAI's interface
+mtmd serve                                  # a chat page and an OpenAI-compatible API
 mtmd warmup                                 # what this machine can and cannot do"""
 
 
@@ -72,7 +72,7 @@ def parser(chosen: Collection[str] = VERBS) -> Parser:
     top.groups = {
         group: {name: module.HELP for name, module in modules.items()}
         for group, modules in GROUPS.items()
-    } | {"help": {HELP: "Tell all about a command: mtmd help COMMAND."}}
+    } | {"help": {HELP: "Show help for a command: mtmd help COMMAND."}}
     for name, module in VERBS.items():
         sub = verbs.add_parser(
             name,
@@ -85,11 +85,13 @@ def parser(chosen: Collection[str] = VERBS) -> Parser:
             module.add_arguments(sub)
     about = verbs.add_parser(
         HELP,
-        description="Tell all about a command.",
+        description="Show help for a command.",
         examples="mtmd help\nmtmd help describe\nmtmd help describe --all",
     )
-    about.add_argument("--all", action="store_true", help="with every option that it has")
-    about.add_argument("words", nargs="*", metavar="COMMAND", help="which (default: the overview)")
+    about.add_argument("--all", action="store_true", help="show every option")
+    about.add_argument(
+        "words", nargs="*", metavar="COMMAND", help="the command (default: the overview)"
+    )
     return top
 
 

@@ -159,7 +159,7 @@ ENVIRONMENT = (
 )
 # Ollama and llama.cpp are programs.
 FAMILY_WORDS = re.compile(
-    r"gemma|siglip|smolvlm|idefics|llava|qwen|pixtral|mistral|lfm|internvl|(?<!o)llama(?![._]cpp|-imatrix)|glm|cohere|aya[-_ ]?vision|phi-?[34]|minicpm|moondream",
+    r"gemma|siglip|smolvlm|idefics|llava|qwen|pixtral|mistral|lfm|internvl|(?<!o)llama(?![._]cpp|-imatrix)|glm|cohere|aya[-_ ]?vision|phi-?[34]|minicpm|moondream|paddle",
     re.I,
 )
 NOT_FAMILIES = ("llama3",)  # the name of a kind of rotary scaling, which many families have
@@ -397,7 +397,7 @@ def test_the_guide_names_what_is_there():
     table = set(re.findall(r"`([\w/]+/)`", guide))
     assert alone <= table
     tree = (*MAY_IMPORT, "tests", "tools", "docs", "benchmarks")
-    named = re.findall(rf"(?<![\w/.])(?:{'|'.join(tree)})/[\w/]*(?:\.\w+)?", guide)
+    named = re.findall(rf"(?<![\w/.-])(?:{'|'.join(tree)})/[\w/]*(?:\.\w+)?", guide)
     assert [n for n in named if "NAME" not in n and not (ROOT / n).exists()] == []
 
 

@@ -119,7 +119,7 @@ class MediaBudget:
     bytes: int = option(
         64 << 20,
         ranged(1, 1 << 32, "1 to 4096", scale=1 << 20, unit="MiB"),
-        "pictures of one request, as files",
+        "max size of the pictures of one request, as files",
         flag="--max-request",
         scale=1 << 20,
     )
@@ -163,13 +163,13 @@ class ConnectionLimits:
     total: int = option(
         4096,
         whole(16),
-        "open connections; where more come, those that wait longest are closed",
+        "max open connections; beyond it, the longest idle ones are closed",
         flag="--max-connections",
     )
     per_address: int = option(
         1024,
         whole(1),
-        "open connections of one address, other than this machine's",
+        "max open connections of one address other than this machine's",
         flag="--max-connections-per-address",
     )
     head_s: float = 20.0
@@ -207,67 +207,69 @@ class ServerSettings:
     host: str = option(
         "127.0.0.1",
         as_given("HOST"),
-        "address to listen on; others than this machine's own need a key (--api-key-file). "
-        "unix:PATH is a socket in a file, without a port",
+        "address to listen on; any other than this machine's own needs a key (--api-key-file). "
+        "unix:PATH is a socket file, without a port",
     )
     port: int = option(
-        8080, ranged(0, (1 << 16) - 1, "0 to 65535", metavar="PORT"), "0 takes a free one"
+        8080,
+        ranged(0, (1 << 16) - 1, "0 to 65535", metavar="PORT"),
+        "port to listen on; 0 takes a free one",
     )
     socket_mode: int = option(
         0o600,
         Kind(_socket_mode, parse=_mode, metavar="MODE"),
-        "who may open the socket of --host unix:PATH: 660 its group too, 666 every user of this "
-        "machine",
-        default="600, its owner alone",
+        "permissions of the socket of --host unix:PATH: 660 for its group, 666 for every user "
+        "of this machine",
+        default="600, only its owner",
     )
     aliases: tuple[str, ...] = option(
         (),
         _texts(_is_alias, f"a name of at most {ALIAS_CHARS} characters", metavar="NAME"),
-        "another name by which requests may call the model; may be repeated",
+        "another name for the model in requests; may be repeated",
         flag="--alias",
     )
     any_model: bool = option(
-        False, FLAG, "answer whatever model a request names; answers tell the model's own name"
+        False, FLAG, "accept any model name in requests; answers have the model's own name"
     )
     unknown_fields: str = option(
         "ignore",
         one_of("ignore", "refuse"),
-        "fields of requests that nobody knows: ignored, which the receipt or the header "
-        "X-Mtmd-Ignored says, or refused",
+        "unknown fields of requests: ignored, and named in the receipt or the header "
+        "X-Mtmd-Ignored, or refused",
     )
-    queue: int = option(1024, whole(1), "requests that may wait")
+    queue: int = option(1024, whole(1), "max waiting requests")
     storage_bytes: int = option(
         16 << 30,
         ranged(1 << 20, math.inf, "at least 1", scale=1 << 30, unit="GiB"),
-        "pictures of all conversations",
+        "max size of the pictures of all conversations",
         flag="--max-storage",
         scale=1 << 30,
     )
     hang_s: float = option(
         300.0,
         _seconds("seconds, at least 1, or 0 for none", 1.0),
-        "a model's process has failed when its device does nothing for so long in an answer; 0 for "
-        "never",
+        "a model's process counts as failed after this time without progress on its device "
+        "during an answer; 0 for never",
         flag="--hang-limit",
     )
     drain_s: float = option(
         25.0,
         _seconds("seconds, or 0 for none"),
-        "when asked to end by SIGTERM or SIGHUP, take nothing new and write answers under way for "
-        "so long; Ctrl-C ends at once",
+        "time to complete running answers after SIGTERM or SIGHUP, while new requests are "
+        "refused; Ctrl-C stops at once",
         flag="--drain",
     )
     api_key_file: Path | None = option(
         None,
         Kind(_file, metavar="FILE"),
-        "let in who has a key of FILE: NAME:KEY on each line, # for comments; read again when it "
-        "changes. The variable MTMD_API_KEYS holds such entries too, with commas between them",
+        "accept the keys in FILE: NAME:KEY on each line, # for comments; read again when it "
+        "changes. The variable MTMD_API_KEYS holds the same entries, separated by commas",
         group="access",
     )
     api_keys: tuple[str, ...] = option(
         (),
         several("KEY"),
-        "let in who has KEY, which every user of this machine sees in `ps`; may be repeated",
+        "accept KEY, which every user of this machine can see in `ps`; may be repeated",
         repr=False,
         flag="--api-key",
         group="access",
@@ -276,31 +278,34 @@ class ServerSettings:
     share_cache: bool = option(
         False,
         FLAG,
-        "let prompts and pictures that one key has asked about be known when another asks: faster, "
-        "but a key can tell what others asked",
+        "share cached prompts and pictures between keys: faster, but a key can find out what "
+        "others asked",
         group="access",
     )
     insecure_no_auth: bool = option(
-        False, FLAG, "let anybody in who can reach the address", group="access"
+        False,
+        FLAG,
+        "accept requests without a key from everyone who can reach the address",
+        group="access",
     )
     rate_limit: int = option(
         0,
         ranged(0, math.inf, "requests a minute, or 0 for no limit"),
-        "requests a minute for each key",
-        default="any number",
+        "max requests per minute for each key",
+        default="no limit",
         group="access",
     )
     allow_remote_media: bool = option(
         False,
         FLAG,
-        "fetch pictures from public web addresses in requests",
+        "download pictures from public web addresses in requests",
         dest="fetches",  # by the server itself: the model has no use for addresses
         group="access",
     )
     media_path: Path | None = option(
         None,
         Kind(_folder, metavar="DIR"),
-        "let requests name pictures in DIR by file://",
+        "allow requests to read pictures in DIR by file:// addresses",
         group="access",
     )
     cors_origins: tuple[str, ...] = option(
@@ -310,8 +315,8 @@ class ServerSettings:
             "scheme://host[:port], scheme://*, null, or *",
             metavar="ORIGIN",
         ),
-        "let web pages of ORIGIN use the server: https://HOST, app://NAME, vscode-webview://* for "
-        "all of a scheme, null, * for all; may be repeated",
+        "allow web pages of ORIGIN to use the server: https://HOST, app://NAME, "
+        "vscode-webview://* for a whole scheme, null, * for all; may be repeated",
         flag="--cors-origin",
         group="access",
     )
@@ -322,24 +327,25 @@ class ServerSettings:
             "a name or address without a port, *.name, or *",
             metavar="NAME",
         ),
-        "answer to NAME in the Host header, as a proxy in front passes it on; *.NAME for all under "
+        "answer to NAME in the Host header, as a proxy forwards it; *.NAME for all names below "
         "it, * for any; may be repeated",
-        default="on this machine's own address its own names, on others any",
+        default="on this machine's own address, its own names; on others, any",
         flag="--allowed-host",
         group="access",
     )
     root_path: str = option(
         "",
         Kind(_root, parse=lambda text: text.rstrip("/"), metavar="PATH"),
-        "where a proxy in front has the server, such as /mtmd, whether it takes it off or not",
+        "path below which a proxy serves this server, such as /mtmd, whether the proxy removes "
+        "it or not",
         group="access",
     )
     trusted_proxy: tuple[str, ...] = option(
         (),
         several("ADDRESS"),
-        "believe X-Forwarded-For, -Host, -Proto and -Prefix of this address or network; unix for "
-        "who comes through --host unix:PATH; may be repeated",
-        default="nobody's",
+        "trust X-Forwarded-For, -Host, -Proto and -Prefix of this address or network; unix for "
+        "connections through --host unix:PATH; may be repeated",
+        default="none",
         group="access",
     )
     answers: Mapping[str, Any] = field(default_factory=dict)

@@ -17,11 +17,11 @@ from mtmd.clip.blocks import (
     VitParams,
     checkpoint_names,
     gguf_vit,
+    plain_vit,
+    plain_vit_parameters,
     read_vit,
     tower_keys,
     tower_names,
-    vit_block,
-    vit_parameters,
 )
 from mtmd.clip.image.pixels import gguf_image, read_normalize
 from mtmd.clip.image.resize import read_resample
@@ -60,18 +60,7 @@ class Gemma3Vision:
 
     def parameters(self) -> Mapping[str, Parameter]:
         width = self.vit.width
-        parameters = vit_parameters(self.vit, tower_names)
-        parameters["v.patch_embd.weight"] = Parameter(
-            (width, 3, self.patch, self.patch), tower_names("embeddings.patch_embedding.weight")
-        )
-        parameters["v.patch_embd.bias"] = Parameter(
-            (width,), tower_names("embeddings.patch_embedding.bias")
-        )
-        parameters["v.position_embd.weight"] = Parameter(
-            (self.grid**2, width), tower_names("embeddings.position_embedding.weight")
-        )
-        parameters["v.post_ln.weight"] = Parameter((width,), tower_names("post_layernorm.weight"))
-        parameters["v.post_ln.bias"] = Parameter((width,), tower_names("post_layernorm.bias"))
+        parameters = plain_vit_parameters(self.vit, self.patch, self.grid**2, tower_names)
         parameters["mm.soft_emb_norm.weight"] = Parameter(
             (width,),
             checkpoint_names("multi_modal_projector.mm_soft_emb_norm.weight"),
@@ -93,16 +82,7 @@ class Gemma3Vision:
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, tiles.dtype)
-        x = ops.patch_embed(
-            tiles,
-            w.tensor("v.patch_embd.weight"),
-            w.tensor("v.patch_embd.bias"),
-            name="v.patch_embd",
-        )
-        x = ops.add(x, w.tensor("v.position_embd.weight"), name="v.position_embd")
-        for index in range(self.vit.layers):
-            x = vit_block(x, index, self.vit, w, attention=attention)
-        x = w.layer_norm(x, "v.post_ln", self.vit.eps)
+        x = plain_vit(tiles, w.tensor("v.position_embd.weight"), self.vit, w, attention)
         x = ops.pool2d(x, grid=(self.grid, self.grid), kernel=self.pool, name="mm.pool")
         return w.linear(w.rms_norm(x, "mm.soft_emb_norm", self.vit.eps), "mm.input_projection")
 

@@ -22,7 +22,12 @@ from mtmd.clip.blocks import (
 )
 from mtmd.clip.grids import Cells, Grids, OneGrid
 from mtmd.clip.resolution.resolution import ImagePlan
-from mtmd.clip.resolution.smart_resize import DynamicResolution, gguf_dynamic, read_dynamic
+from mtmd.clip.resolution.smart_resize import (
+    DynamicResolution,
+    enlarged,
+    gguf_dynamic,
+    read_dynamic,
+)
 from mtmd.clip.video.family import ClipShape, group_times
 from mtmd.clip.video.pairs import AllFrames, PairedFrames, check_limits, read_limits, read_pairs
 from mtmd.clip.video.rules import EveryInterval, FrameRule
@@ -244,7 +249,11 @@ def read(top: Settings, image: Settings) -> Glm4Vision:
     }  # this processor knows `size` alone
     merge = c.count("spatial_merge_size", 2)
     resolution = read_dynamic(
-        Settings({**image.values, **limits}, image.where), patch, merge, frames=FRAMES, enlarge=True
+        Settings({**image.values, **limits}, image.where),
+        patch,
+        merge,
+        frames=FRAMES,
+        enlarge=enlarged,
     )
     ocr, text = c.get("model_type", "") == OCR, c.count("out_hidden_size", 4096, maximum=MAX_WIDTH)
     ffn = c.count("intermediate_size", 4096 if ocr else 13696, maximum=MAX_WIDTH)

@@ -65,17 +65,7 @@ class Idefics3Vision:
 
     def parameters(self) -> Mapping[str, Parameter]:
         width = self.vit.width
-        patches = (width, 3, self.patch, self.patch)
-        ends = {
-            "v.patch_embd": ("embeddings.patch_embedding", patches),
-            "v.post_ln": ("post_layernorm", (width,)),
-        }
-        parameters = blocks.vit_parameters(self.vit, _tower) | blocks.biased_parameters(
-            ends, _tower
-        )
-        parameters["v.position_embd.weight"] = Parameter(
-            (self.positions**2, width), _tower("embeddings.position_embedding.weight")
-        )
+        parameters = blocks.plain_vit_parameters(self.vit, self.patch, self.positions**2, _tower)
         parameters["mm.model.fc.weight"] = Parameter(
             (self.text_width, width * self.factor**2),
             ("model.connector.modality_projection.proj.weight",),
@@ -97,22 +87,11 @@ class Idefics3Vision:
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, tiles.dtype)
-        x = ops.patch_embed(
-            tiles,
-            w.tensor("v.patch_embd.weight"),
-            w.tensor("v.patch_embd.bias"),
-            name="v.patch_embd",
-        )
         rows = _position_rows(self.grid, self.positions)
         at = graph_input("inp.position_rows", tuple(rows.shape), rows.dtype, lambda _: rows)
-        x = ops.add(
-            x,
-            ops.take_rows(w.tensor("v.position_embd.weight"), at, name="v.position_rows"),
-            name="v.position_embd",
-        )
-        for index in range(self.vit.layers):
-            x = blocks.vit_block(x, index, self.vit, w, attention=attention)
-        x = w.layer_norm(x, "v.post_ln", self.vit.eps)
+        table = w.tensor("v.position_embd.weight")
+        positions = ops.take_rows(table, at, name="v.position_rows")
+        x = blocks.plain_vit(tiles, positions, self.vit, w, attention)
         return w.linear(
             ops.unshuffle(x, grid=(self.grid, self.grid), factor=self.factor, name="mm.unshuffle"),
             "mm.model.fc",

@@ -1,5 +1,6 @@
 """Pixtral (arXiv:2410.07073), Mistral Small 3.1: pictures in their own size, patches turned by row
-and column, a token to end each row.
+and column, a token to end each row. LightOnOCR (arXiv:2601.14251): the same tower without these
+tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 from mtmd.base.errors import ModelError
 from mtmd.clip import blocks
-from mtmd.clip.blocks import ACTIVATIONS, GgufTower, checkpoint_names
+from mtmd.clip.blocks import ACTIVATIONS, AXIAL, GgufTower, checkpoint_names
 from mtmd.clip.grids import Cells, Grids, OneGrid
 from mtmd.clip.image.pixels import gguf_image
 from mtmd.clip.resolution.resolution import ImagePlan
@@ -24,6 +25,9 @@ from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
 EPS = 1e-5  # of the tower's norms; the settings do not say
+LIGHTON = "lighton_ocr"
+# Published checkpoints say mistral3 and one of these; what transformers saves, lighton_ocr.
+LIGHTON_CLASSES = ["LightOnOCRForConditionalGeneration"], ["LightOnOcrForConditionalGeneration"]
 LAYER = {
     "ln1": "attention_norm",
     "ln2": "ffn_norm",
@@ -51,14 +55,22 @@ class PixtralVision:
     text_width: int
     bias: bool  # of the projection
     gelu: str
+    breaks: bool  # whether tokens of their own end each row and the picture
     resolution: NativeResolution
 
-    marker = image_token = "[IMG]"
     around = ("", "")
     bidirectional = False
     separator = None
     video = None
     unused = (r"v\.token_embd\.img_break",)  # a row of the decoder's table, which has it too
+
+    @property
+    def marker(self) -> str:
+        return "[IMG]" if self.breaks else "<|image_pad|>"
+
+    @property
+    def image_token(self) -> str:
+        return self.marker
 
     def parameters(self) -> Mapping[str, Parameter]:
         width, ffn, text = self.width, self.ffn, self.text_width
@@ -72,14 +84,13 @@ class PixtralVision:
         turned = dict.fromkeys(("attn_q", "attn_k"), adjacent_pairs(self.heads))
         parameters = {
             "v.patch_embd.weight": Parameter(
-                (width, 3, self.patch, self.patch),
-                checkpoint_names("vision_tower.patch_conv.weight"),
+                (width, 3, self.patch, self.patch), _tower("patch_conv.weight")
             ),
-            "v.pre_ln.weight": Parameter((width,), checkpoint_names("vision_tower.ln_pre.weight")),
+            "v.pre_ln.weight": Parameter((width,), _tower("ln_pre.weight")),
         }
         for layer in range(self.layers):
             for part, name in LAYER.items():
-                sources = checkpoint_names(f"vision_tower.transformer.layers.{layer}.{name}.weight")
+                sources = _tower(f"transformer.layers.{layer}.{name}.weight")
                 parameters[f"v.blk.{layer}.{part}.weight"] = Parameter(
                     shapes.get(part, (width, width)),
                     sources,
@@ -106,6 +117,8 @@ class PixtralVision:
         return parameters
 
     def prompt(self, plan: ImagePlan) -> str:
+        if not self.breaks:
+            return self.image_token * plan.tokens
         width, height = plan.sizes[0]
         rows, columns = height // self.resolution.factor, width // self.resolution.factor
         return "[IMG_BREAK]".join([self.image_token * columns] * rows) + "[IMG_END]"
@@ -185,29 +198,34 @@ def to_gguf(family: PixtralVision) -> GgufTower:
         patch=family.patch,
         text_width=family.text_width,
     )
-    keys |= {"vision.attention.layer_norm_epsilon": family.merge_eps}
+    eps = family.merge_eps if family.breaks else EPS
+    keys |= {"vision.attention.layer_norm_epsilon": eps}
     keys["use_silu" if family.act == "silu" else "use_gelu"] = True
     if family.merge is not None:
         keys["vision.spatial_merge_size"] = family.merge
+    if not family.breaks:
+        return GgufTower("lightonocr", keys)
     return GgufTower("pixtral", keys, {"v.token_embd.img_break": "[IMG_BREAK]"})
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what config.json and the image processor's settings would say. In published models
     image_size is the longest edge, and the decoder's norms, of which the file says nothing, have
-    the tower's epsilon.
+    the tower's epsilon, those of LightOnOCR Qwen3's.
     """
     vision = {
         **blocks.gguf_vit(keys),
         "hidden_act": "gelu" if keys.flag("use_gelu", False) else "silu",
         "rope_theta": keys.get("rope.freq_base", None),
     }
+    kind = "mistral3" if "mm.patch_merger.weight" in shapes else "llava"
+    kind = LIGHTON if keys.get("projector_type", "") == "lightonocr" else kind
     config = {
-        "model_type": "mistral3" if "mm.patch_merger.weight" in shapes else "llava",
+        "model_type": kind,
         "vision_config": vision,
         "text_config": {
             "hidden_size": keys.count("vision.projection_dim"),
-            "rms_norm_eps": vision["layer_norm_eps"],
+            "rms_norm_eps": 1e-6 if kind == LIGHTON else vision["layer_norm_eps"],
         },
         "spatial_merge_size": keys.get("vision.spatial_merge_size", None),
         "multimodal_projector_bias": "mm.1.bias" in shapes,
@@ -221,11 +239,14 @@ def read(top: Settings, image: Settings) -> PixtralVision:
     """Read it from config.json and the image processor's settings, with transformers' defaults;
     ModelError where a value cannot be followed.
     """
-    c, text, merges = (
+    c, text, kind = (
         top.part("vision_config"),
         top.part("text_config"),
-        top.get("model_type", "mistral3") == "mistral3",
+        top.get("model_type", "mistral3"),
     )
+    if top.get("architectures", None) in LIGHTON_CLASSES:
+        kind = LIGHTON
+    merges, plain = kind != "llava", kind == LIGHTON
     top.choice("vision_feature_layer", (-1,), -1 if merges else -2)
     if not merges:
         top.choice("vision_feature_select_strategy", ("full",), "default")
@@ -234,9 +255,10 @@ def read(top: Settings, image: Settings) -> PixtralVision:
         c.count("hidden_size", 1024, maximum=MAX_WIDTH),
         c.count("num_attention_heads", 16, maximum=MAX_HEADS),
     )
-    patch, merge = c.count("patch_size", 16), top.count("spatial_merge_size", 2) if merges else None
+    patch = c.count("patch_size", 14 if plain else 16)
+    merge = top.count("spatial_merge_size", 2) if merges else None
     act, text_eps = (
-        c.choice("hidden_act", ("silu", *ACTIVATIONS), "gelu"),
+        c.choice("hidden_act", ("silu", *ACTIVATIONS), "silu" if plain else "gelu"),
         1e-5 if text.get("model_type", "") == "ministral3" else 1e-6,
     )
     return PixtralVision(
@@ -252,7 +274,8 @@ def read(top: Settings, image: Settings) -> PixtralVision:
         text_width=text.count("hidden_size", 4096, maximum=MAX_WIDTH),
         bias=top.flag("multimodal_projector_bias", not merges),
         gelu=ACTIVATIONS[top.choice("projector_hidden_act", ACTIVATIONS, "gelu")],
-        resolution=read_native(image, patch * (merge or 1)),
+        breaks=not plain,
+        resolution=read_native(image, patch * (merge or 1), _step(image, patch) if plain else None),
     )
 
 
@@ -266,10 +289,32 @@ def _read_rotary(c: Settings, width: int, heads: int) -> Rotary:
             f"{c.where}: {heads} heads of width {width}; expected heads that divide the width, "
             "each of a multiple of 4"
         )
-    rope.choice("rope_type", ("axial",), "axial")
+    rope.choice("rope_type", AXIAL, "axial")
     pairs = rotary(rope.number("rope_theta", c.number("rope_theta", 1e4)), head).frequencies
     return Rotary(pairs[::2] + pairs[1::2], (0,) * (head // 4) + (1,) * (head // 4))
 
 
+def _step(image: Settings, patch: int) -> int:
+    """Return the pixels to whose multiples LightOnOCR's pictures are rounded up, which do not have
+    to be those of a token. Raises ModelError where they are no whole patches.
+    """
+    size = image.get("patch_size", patch)
+    if isinstance(size, Mapping) and size.get("height") == size.get("width"):
+        size = size.get("height")
+    step = Settings({"patch_size": size}, image.where).count("patch_size", maximum=MAX_WIDTH)
+    if step % patch:
+        raise ModelError(
+            f"{image.where}: patch_size is {step}, expected a multiple of the encoder's, {patch}"
+        )
+    return step
+
+
+def _tower(name: str) -> tuple[str, ...]:
+    return *checkpoint_names(f"vision_tower.{name}"), *checkpoint_names(f"vision_encoder.{name}")
+
+
 def _projector(name: str) -> tuple[str, ...]:
-    return checkpoint_names(f"multi_modal_projector.{name}")
+    return (
+        *checkpoint_names(f"multi_modal_projector.{name}"),
+        *checkpoint_names(f"vision_projection.{name}"),
+    )

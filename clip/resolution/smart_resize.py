@@ -5,7 +5,9 @@ pixels (arXiv:2409.12191).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from mtmd.base.errors import ModelError
 from mtmd.clip.image.pixels import (
@@ -30,10 +32,14 @@ GGUF_TOKENS = (
 )  # the limits of every published Qwen2-VL and Qwen2.5-VL; GGUF files do not say
 
 
+Enlarge: TypeAlias = "Callable[[int, int, int], tuple[int, int]]"
+"""Way to scale height and width up to a factor, as a reference rounds it."""
+
+
 @dataclass(frozen=True)
 class DynamicResolution:
     """Patches of `patch` pixels a side, `merge` x `merge` of which become one token; from `minimum`
-    to `maximum` pixels a picture. `enlarge`: one narrower than a token is first scaled up to it.
+    to `maximum` pixels a picture. `enlarge` scales one narrower than a token up to it first.
     """
 
     patch: int
@@ -42,7 +48,7 @@ class DynamicResolution:
     maximum: int
     normalize: Normalize
     resample: str
-    enlarge: bool = False
+    enlarge: Enlarge | None = None
 
     @property
     def factor(self) -> int:
@@ -117,15 +123,20 @@ class DynamicResolution:
 
 
 def smart_resize(
-    height: int, width: int, factor: int, minimum: int, maximum: int, *, enlarge: bool = False
+    height: int,
+    width: int,
+    factor: int,
+    minimum: int,
+    maximum: int,
+    *,
+    enlarge: Enlarge | None = None,
 ) -> tuple[int, int]:
     """Height and width as multiples of `factor` with `minimum` to `maximum` pixels, nearly in the
     same ratio (transformers' `smart_resize`).
     """
     given = width, height
-    if enlarge and min(height, width) < factor:
-        up = factor / min(height, width)
-        height, width = int(height * up), int(width * up)
+    if enlarge is not None:
+        height, width = enlarge(height, width, factor)
     if max(height, width) > MAX_RATIO * min(height, width):
         raise too_narrow(*given)
     rows, columns = round(height / factor), round(width / factor)
@@ -141,6 +152,21 @@ def smart_resize(
     return rows * factor, columns * factor
 
 
+def enlarged(height: int, width: int, factor: int) -> tuple[int, int]:
+    """Both sides scaled up and cut to whole pixels (transformers' GLM-4V)."""
+    up = max(1.0, factor / min(height, width))
+    return int(height * up), int(width * up)
+
+
+def enlarged_by_side(height: int, width: int, factor: int) -> tuple[int, int]:
+    """Height before width, the other side rounded (transformers' PaddleOCR-VL)."""
+    if height < factor:
+        height, width = factor, round(width * factor / height)
+    if width < factor:
+        height, width = round(height * factor / width), factor
+    return height, width
+
+
 def read_dynamic(
     image: Settings,
     patch: int,
@@ -149,15 +175,18 @@ def read_dynamic(
     std: tuple[float, ...] = CLIP_STD,
     *,
     frames: int = 1,
-    enlarge: bool = False,
+    temporal: int = 2,
+    limits: tuple[int, int] = PIXELS,
+    enlarge: Enlarge | None = None,
 ) -> DynamicResolution:
-    """Read it from an image processor's settings; `patch` and `merge` are config.json's, and its
-    limits count every pixel `frames` times. Raises ModelError where the two do not fit together.
+    """Read it from an image processor's settings; `patch`, `merge` and frames of a patch,
+    `temporal`, are config.json's, and its limits, by default `limits`, count every pixel `frames`
+    times. Raises ModelError where the two do not fit together.
     """
     for key, expected, default in (
         ("patch_size", patch, 14),
         ("merge_size", merge, 2),
-        ("temporal_patch_size", 2, 2),
+        ("temporal_patch_size", temporal, temporal),
     ):
         if (value := image.count(key, default)) != expected:
             raise ModelError(
@@ -168,7 +197,7 @@ def read_dynamic(
     edges = (
         (size.count("shortest_edge"), size.count("longest_edge", maximum=1 << 40))
         if size.values
-        else PIXELS
+        else limits
     )
     minimum, maximum = (
         image.count("min_pixels", edges[0]),

@@ -116,10 +116,11 @@ def _unshuffle_shape(
         f"x {list(x.shape)} is not a grid of {rows} x {columns}",
     )
     need(
-        rows % factor == 0 and columns % factor == 0,
-        f"grid {rows} x {columns} does not divide by {factor}",
+        rows >= factor and columns >= factor,
+        f"grid {rows} x {columns} has no {factor} x {factor} neighbours",
     )
-    return Type.contiguous((x.shape[0], x.shape[1] // factor**2, x.shape[2] * factor**2), x.dtype)
+    tokens = (rows // factor) * (columns // factor)
+    return Type.contiguous((x.shape[0], tokens, x.shape[2] * factor**2), x.dtype)
 
 
 @op(shape=_unshuffle_shape)
@@ -129,15 +130,17 @@ def unshuffle(
     """factor x factor neighbours of a grid side by side in one row, also called pixel unshuffle or
     patch merging
 
-    x [B, P, C], P = rows * columns -> [B, P / factor^2, C * factor^2]; a row holds its neighbours
-    line by line, each with its C values, or, with `channels_first`, for each of the C channels its
-    neighbours line by line.
+    x [B, P, C], P = rows * columns -> [B, (rows // factor) * (columns // factor), C * factor^2]; a
+    row holds its neighbours line by line, each with its C values, or, with `channels_first`, for
+    each of the C channels its neighbours line by line. Rows and columns that remain at the end of
+    the grid are dropped, as by torch's unfold.
     """
-    rows, columns = grid
-    cells = x.unflatten(1, (rows // factor, factor, columns // factor, factor))
+    rows, columns = grid[0] // factor, grid[1] // factor
+    whole = x.unflatten(1, grid).narrow(1, 0, rows * factor).narrow(2, 0, columns * factor)
+    cells = whole.unflatten(2, (columns, factor)).unflatten(1, (rows, factor))
     order = (0, 1, 3, 5, 2, 4) if channels_first else (0, 1, 3, 2, 4, 5)
     alongside: Tensor = cells.permute(order).clone(memory_format=torch.contiguous_format)
-    return alongside.view(x.shape[0], x.shape[1] // factor**2, -1)
+    return alongside.view(x.shape[0], rows * columns, -1)
 
 
 Padding = tuple[int, int, int, int]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.engine.sequence import Sequence
-from mtmd.llm.engine.spans import Span, lay_out
+from mtmd.llm.engine.spans import Span, blocks, lay_out
 from mtmd.llm.state import PAGE, Cache
 
 
@@ -83,12 +83,16 @@ class _Making:
             self.tokens += span.tokens
             start, stop = length, length + len(span)
             self.slots += [pages[i // PAGE] * PAGE + i % PAGE for i in range(start, stop)]
-            whole = (base + start, base + stop - 1)
-            self.marks += [
-                (base, base + i, *(whole if span.block else (base + i, base + i)))
-                for i in range(start, stop)
-            ]
+            self.marks += [(base, base + i, base + i, base + i) for i in range(start, stop)]
             length = stop
+        done, at = sequence.done, len(self.marks) - (length - sequence.done)
+        begun = {stop: start for start, stop in sequence.blocks}
+        for start, stop in blocks(spans):
+            # The beginning of a block may have been cached before.
+            whole = (base + begun.get(done + stop, done + start), base + done + stop - 1)
+            self.marks[at + start : at + stop] = [
+                (base, base + done + i, *whole) for i in range(start, stop)
+            ]
         self.starts.append(len(self.tokens))
         self.sequence_slots.append(sequence.slot)
         self.pages += pages[: -(-length // PAGE)]

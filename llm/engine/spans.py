@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import count
 
 import numpy as np
@@ -17,6 +18,7 @@ class Span:
     """A run of tokens, or of embeddings [T, D] that take the place of tokens.
 
     `block`: its tokens see each other in both directions, and it is never cut across batches.
+    `joins`: its block is one with that of the span before it.
     `grid` (rows, columns): its tokens lie on a grid and have a row and a column of their own as
     positions, beside a time that they share. `later`: of a later part of a clip, how far its time
     is behind that of the clip's first part, where its rows and columns begin too; None for all
@@ -33,6 +35,7 @@ class Span:
     positions: np.ndarray | None = None
     content: bytes = b""
     offset: int = 0
+    joins: bool = False
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -56,6 +59,7 @@ class Span:
             None if self.positions is None else self.positions[:, start:stop],
             self.content,
             self.offset + start,
+            self.joins,
         )
 
 
@@ -90,30 +94,59 @@ def cut(spans: Sequence[Span], limit: int) -> list[list[Span]]:
     """
     batches: list[list[Span]] = [[]]
     room = limit
-    for span in spans:
-        rest = span
-        while len(rest):
-            if room <= 0 or (rest.block and batches[-1] and len(rest) > room):
+    for unit in _units(spans):
+        count = sum(map(len, unit))
+        if unit[0].block:
+            if room <= 0 or (batches[-1] and count > room):
                 batches.append([])
                 room = limit
-            taken = len(rest) if rest.block else min(room, len(rest))
+            batches[-1] += [span.cut(0, len(span)) for span in unit]
+            room -= count
+            continue
+        (rest,) = unit
+        while len(rest):
+            if room <= 0:
+                batches.append([])
+                room = limit
+            taken = min(room, len(rest))
             batches[-1].append(rest.cut(0, taken))
             rest, room = rest.cut(taken, len(rest)), room - taken
     return [b for b in batches if b]
 
 
-def identities(spans: Sequence[Span]) -> Iterator[bytes]:
-    """Yield what makes each token what it is: its id, or the picture it shows and its place in it.
-    Embeddings of unknown contents are like no others.
-    """
+def _units(spans: Sequence[Span]) -> list[list[Span]]:
+    """Return each causal span by itself, and those of a block together."""
+    units: list[list[Span]] = []
     for span in spans:
-        if span.embeddings is None:
-            yield from (b"t%d" % token for token in span.tokens)
+        if span.joins and units:
+            units[-1].append(span)
         else:
-            content = span.content or b"%d" % next(_UNKNOWN)
-            if span.later is not None:  # the same frames at another time are something else
-                content += b"@%d" % span.later
-            yield from (b"i%s/%d" % (content, span.offset + i) for i in range(len(span)))
+            units.append([span])
+    return units
+
+
+def identities(spans: Sequence[Span]) -> Iterator[bytes]:
+    """Yield what makes each token what it is: its id, or the picture it shows and its place in it;
+    in a block of several spans, all of these. Embeddings of unknown contents are like no others.
+    """
+    for unit in _units(spans):
+        each = [identity for span in unit for identity in _identities(span)]
+        if len(unit) > 1:
+            whole = blake2b(digest_size=16)
+            for identity in each:
+                whole.update(b"%d:%s" % (len(identity), identity))
+            each = [b"b%s/%d" % (whole.digest(), i) for i in range(len(each))]
+        yield from each
+
+
+def _identities(span: Span) -> Iterator[bytes]:
+    if span.embeddings is None:
+        yield from (b"t%d" % token for token in span.tokens)
+    else:
+        content = span.content or b"%d" % next(_UNKNOWN)
+        if span.later is not None:  # the same frames at another time are something else
+            content += b"@%d" % span.later
+        yield from (b"i%s/%d" % (content, span.offset + i) for i in range(len(span)))
 
 
 _UNKNOWN = count()
@@ -122,10 +155,11 @@ _UNKNOWN = count()
 def blocks(spans: Sequence[Span]) -> Iterator[tuple[int, int]]:
     """Yield where blocks begin and end (start, stop), counted over all the spans."""
     start = 0
-    for span in spans:
-        if span.block:
-            yield start, start + len(span)
-        start += len(span)
+    for unit in _units(spans):
+        stop = start + sum(map(len, unit))
+        if unit[0].block:
+            yield start, stop
+        start = stop
 
 
 def stretch(spans: Sequence[Span], start: int, stop: int) -> Iterator[Span]:

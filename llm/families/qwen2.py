@@ -1,5 +1,5 @@
 """Qwen2 (arXiv:2407.10671), and with M-RoPE the text of Qwen2-VL (arXiv:2409.12191) and Qwen2.5-VL:
-biases on queries, keys and values.
+biases on queries, keys and values. The text of PaddleOCR-VL has none, or all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from mtmd.llm.blocks import (
 from mtmd.llm.gguf_keys import GgufText, decoder_keys
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
+    ATTENTION,
     COPIED_HEAD,
+    MLP,
     QKV,
     attention_tensors,
     decoder_parameters,
@@ -66,11 +68,30 @@ PICTURES: dict[str, Any] = {
     "sections": [16, 24, 24],
     "full": 80,
 }
+# Ernie 4.5's layers with positions as Qwen2-VL's
+PADDLE: dict[str, Any] = {
+    "vocabulary": 103424,
+    "width": 1024,
+    "ffn": 3072,
+    "layers": 18,
+    "heads": 16,
+    "groups": 2,
+    "head": 128,
+    "eps": 1e-5,
+    "base": 5e5,
+    "context": 131072,
+    "sections": [16, 24, 24],
+    "full": 18,
+    "tied": True,
+}
+KNOWN = {"qwen2": PLAIN, "paddleocr_vl_text": PADDLE, "paddleocr_vl": PADDLE}
 
 
 @dataclass(frozen=True)
 class Qwen2Text:
-    """`windows`: for each layer how many tokens back it sees, None for all."""
+    """`windows`: for each layer how many tokens back it sees, None for all. `biased`: the parts of
+    a layer that have a bias.
+    """
 
     width: int
     ffn: int
@@ -81,6 +102,7 @@ class Qwen2Text:
     context: int
     eps: float
     tied: bool
+    biased: tuple[str, ...]
     windows: tuple[int | None, ...]
     rotary: Rotary
 
@@ -109,7 +131,7 @@ class Qwen2Text:
             vocabulary=self.vocabulary,
             width=self.width,
             tied=self.tied,
-            biased=QKV,
+            biased=self.biased,
         )
 
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
@@ -118,12 +140,16 @@ class Qwen2Text:
         for layer, window in enumerate(self.windows):
             at, bounds = f"blk.{layer}", inputs.bounds(window)
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
-            q, k, v = queries_keys_values(y, at, w, heads=self.heads, groups=self.groups, bias=True)
+            q, k, v = queries_keys_values(
+                y, at, w, heads=self.heads, groups=self.groups, bias="attn_q" in self.biased
+            )
             q = ops.rope(q, angles, name=f"{at}.attn_q.rope")
             k = ops.rope(k, angles, name=f"{at}.attn_k.rope")
             y = attend(q, cache_keys_values(k, v, layer, inputs), at, attention, bounds=bounds)
-            x = ops.add(w.linear(y, f"{at}.attn_output"), x, name=f"{at}.attn_residual")
-            y = swiglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w)
+            y = w.linear(y, f"{at}.attn_output", bias="attn_output" in self.biased)
+            x = ops.add(y, x, name=f"{at}.attn_residual")
+            y = w.rms_norm(x, f"{at}.ffn_norm", self.eps)
+            y = swiglu(y, at, w, bias="ffn_up" in self.biased)
             x = ops.add(y, x, name=f"{at}.ffn_residual")
         return logits(x, inputs, w, eps=self.eps, tied=self.tied)
 
@@ -131,15 +157,21 @@ class Qwen2Text:
 def to_gguf(text: Qwen2Text) -> GgufText:
     """Return the architecture and keys of a GGUF that says the same."""
     keys = decoder_keys(text)
-    return GgufText("qwen2vl" if text.rotary.axes else "qwen2", keys, text.rotary)
+    if text.biased == QKV:
+        return GgufText("qwen2vl" if text.rotary.axes else "qwen2", keys, text.rotary)
+    return GgufText(
+        "paddleocr", keys, text.rotary, refused="biases of every layer" if text.biased else ""
+    )
 
 
-def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:  # noqa: ARG001
+def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
     """Return what config.json would say beyond the common keys; llama.cpp writes no sliding windows
     of this architecture.
     """
     parts = keys.get("rope.dimension_sections", None)
+    kind = {} if "blk.0.attn_q.bias" in names else {"model_type": "paddleocr_vl_text"}
     return {
+        **kind,
         "rope_parameters": {"mrope_section": parts[:3]} if isinstance(parts, (list, tuple)) else {},
         "use_sliding_window": False,
     }
@@ -149,11 +181,11 @@ def read(c: Settings) -> Qwen2Text:
     """Read it from config.json or its text_config, with transformers' defaults; ModelError where it
     cannot be followed.
     """
-    known = PLAIN if c.get("model_type", "qwen2") == "qwen2" else PICTURES
+    known = KNOWN.get(c.get("model_type", "qwen2"), PICTURES)
     c.choice("hidden_act", ("silu",), "silu")
     width, context = (
         c.count("hidden_size", known["width"], maximum=MAX_WIDTH),
-        c.count("max_position_embeddings", 32768),
+        c.count("max_position_embeddings", known.get("context", 32768)),
     )
     groups = (
         None if "num_key_value_heads" in c.values else known["groups"]
@@ -162,8 +194,12 @@ def read(c: Settings) -> Qwen2Text:
         c,
         known["heads"],
         groups,
-        width // c.count("num_attention_heads", known["heads"], maximum=MAX_HEADS),
+        known.get("head")
+        or width // c.count("num_attention_heads", known["heads"], maximum=MAX_HEADS),
     )
+    biased: tuple[str, ...] = QKV
+    if known is PADDLE:
+        biased = (*ATTENTION, *MLP) if c.flag("use_bias", False) else ()
     rope = rope_settings(c)
     rotary = read_rotary(rope, head, c.number("rope_theta", known["base"]), context)
     return Qwen2Text(
@@ -175,7 +211,8 @@ def read(c: Settings) -> Qwen2Text:
         vocabulary=c.count("vocab_size", known["vocabulary"]),
         context=context,
         eps=c.number("rms_norm_eps", known["eps"]),
-        tied=c.flag("tie_word_embeddings", False),
+        tied=c.flag("tie_word_embeddings", known.get("tied", False)),
+        biased=biased,
         windows=_windows(c, known["layers"], known["full"]),
         rotary=by_sections(rotary, rope, head, known["sections"], interleaved=False),
     )

@@ -70,56 +70,56 @@ class Sampling:
     temperature: float = option(
         0.0,
         Kind(_temperature, parse=float, low=0, high=TEMPERATURE_MAX, metavar="T"),
-        "0 takes the most probable token, 1 draws",
+        "0 takes the most probable token, 1 samples from the model's probabilities",
         preset=True,
     )
     top_k: int = option(
         0,
         whole(0, TOP_K_MAX, metavar="K"),
-        "draw from the K most probable tokens",
+        "sample from the K most probable tokens",
         default="{}, off",
         preset=True,
     )
     top_p: float = option(
         1.0,
         Kind(_top_p, parse=float, low=0, high=1, metavar="P"),
-        "draw from the fewest tokens of probability P together",
+        "sample from the smallest set of tokens with total probability P",
         default="{}, off",
         preset=True,
     )
     min_p: float = option(
         0.0,
         real(0, 1, metavar="P"),
-        "draw from tokens at least P times as probable as the best",
+        "sample from tokens at least P times as probable as the most probable one",
         preset=True,
     )
     repetition_penalty: float = option(
         1.0,
         real(*PENALTY_RANGE, metavar="R"),
-        "above 1: make tokens already there less probable",
+        "above 1, tokens that already occur become less probable",
         default="{}, off",
         preset=True,
     )
     frequency_penalty: float = option(
         0.0,
         real(-2, 2),
-        "take so much off the logit of a token for each time it came in the answer",
+        "subtracted from the logit of a token for each time it occurs in the answer",
         flag=None,
     )
     presence_penalty: float = option(
-        0.0, real(-2, 2), "take so much off the logits of tokens that came in the answer", flag=None
+        0.0, real(-2, 2), "subtracted from the logits of tokens that occur in the answer", flag=None
     )
     logit_bias: Mapping[int | str, float] | tuple[tuple[int, float], ...] = option(
         (),
         Kind(_biases, "Mapping[int | str, float] | Mapping[int, float] | Mapping[str, float]"),
-        "numbers added to the logits of tokens, by their ids",
+        "numbers added to the logits of tokens, by token id",
         flag=None,
     )
     seed: int | None = option(
         None,
         whole(0, SEED_MAX, metavar="S"),
-        "of the random draws: equal seeds give equal answers",
-        default="a new one, reported in the receipt",
+        "random seed; equal seeds give equal answers",
+        default="a random one, named in the receipt",
         preset=True,
     )
 

@@ -96,10 +96,15 @@ class Tokenizer:
 
     @classmethod
     def from_folder(
-        cls, folder: Path, reserved: Iterable[str] = (), ends: Iterable[int] = ()
+        cls,
+        folder: Path,
+        reserved: Iterable[str] = (),
+        ends: Iterable[int] = (),
+        rows: int | None = None,
     ) -> Tokenizer:
         """Read a checkpoint folder. `reserved`: further spellings to seal, such as an image
-        placeholder not flagged special; `ends`: the ids that end an answer.
+        placeholder not flagged special; `ends`: the ids that end an answer; `rows` of the model's
+        embedding: added tokens beyond them are sealed.
 
         Raises ModelError naming the file that is missing, too large or broken.
         """
@@ -122,6 +127,9 @@ class Tokenizer:
         special_text, unnamed = _named_tokens({**special_map, **config}, folder)
         _add_listed(inner, config, folder)
         listed = [text for text in unnamed if inner.token_to_id(text) is not None]
+        if rows is not None:
+            added = inner.get_added_tokens_decoder().items()
+            listed += [token.content for number, token in added if number >= rows]
         return cls(inner, special_text, [*listed, *reserved], ends=ends)
 
     @classmethod

@@ -13,7 +13,7 @@ from mtmd.checkpoint.sampling import GENERATION_CONFIG, of_config, of_generation
 from mtmd.checkpoint.stored import refused_by_name, text_as_stored, tying
 from mtmd.clip.dual.family import is_dual
 from mtmd.clip.family import FAMILIES as VISION_FAMILIES
-from mtmd.clip.family import VisionFamily, vision_family
+from mtmd.clip.family import VisionFamily, own_template, vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import open_weights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
@@ -53,7 +53,7 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
         used = text_weights.sources | (vision_weights.sources if vision_weights else set())
         check_no_extra(file, used, (*text.unused, *(vision.unused if vision else ())), where)
     ends = _stop_tokens(folder, settings)
-    tokenizer = Tokenizer.from_folder(folder, placeholders(vision), ends)
+    tokenizer = Tokenizer.from_folder(folder, placeholders(vision), ends, text.vocabulary)
     check_vocabulary(tokenizer, text, where)
     if vision:
         _check_image_token(folder, settings, vision.image_token, tokenizer)
@@ -63,6 +63,8 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
         if template
         else ChatTemplate.from_folder(folder, special, tokenizer.knows)
     )
+    if chat.missing and (source := own_template(vision)) is not None:
+        chat = ChatTemplate(source, special, f"{folder}: the template of its family")
     if not template:
         _check_named_tokens(folder, chat, special)
     return Checkpoint(

@@ -120,7 +120,7 @@ class Parser(argparse.ArgumentParser):
         if left_out:
             parts.append(f"'{self.prog} --help-all' shows {len(left_out)} more options.")
         if self.groups:
-            parts.append(f"'{self.prog} help COMMAND' tells its options and shows examples.")
+            parts.append(f"'{self.prog} help COMMAND' shows its options and examples.")
         return "\n\n".join(parts) + "\n"
 
     def _left_out(self) -> Iterator[argparse.Action]:

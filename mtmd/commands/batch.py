@@ -39,8 +39,8 @@ from mtmd.options.load import LoadOptions
 FAILURES_SHOWN = 3
 
 HELP = (
-    "Answer one prompt about each of many images or videos, into a table that a later run can go "
-    "on with."
+    "Ask one prompt about each of many images or videos, and write the answers to a file; "
+    "resumable."
 )
 EXAMPLES = """\
 mtmd batch photos/ -p "Describe the image." --out answers.jsonl
@@ -74,25 +74,28 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         type=lambda word: word if "://" in word else Path(word),
         required=True,
         metavar="FILE",
-        help="where the rows go: a .jsonl, .csv or .parquet file; in .csv, texts that a "
-        "spreadsheet would take for formulas have an apostrophe before them; with --ray, a "
-        ".jsonl or .parquet folder",
+        help=(
+            "output file: .jsonl, .csv or .parquet; in .csv, texts that a spreadsheet would run"
+            " as formulas start with an apostrophe; with --ray, a .jsonl or .parquet folder"
+        ),
     )
     sub.add_argument(
         "--resume",
         action="store_true",
-        help="go on with a file that is there: images that have a row, failed or not, are skipped, "
-        "unless their file has changed",
+        help=(
+            "continue an existing file: images that have a row, failed or not, are skipped "
+            "unless their file has changed"
+        ),
     )
     sub.add_argument(
         "--retry-failed",
         action="store_true",
-        help="as --resume, and images whose row is an error are asked about again",
+        help="as --resume, and ask again about images whose row is an error",
     )
     sub.add_argument(
         "--unordered",
         action="store_true",
-        help="write rows as they come (default: in the order of the images)",
+        help="write rows in the order of completion (default: in the order of the images)",
     )
     add_options(sub, LoadOptions, ["parallel"], defaults={"parallel": 8})
     add_ahead_argument(sub)
@@ -100,8 +103,10 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--every",
         type=seconds,
         metavar="TIME",
-        help="a row for each part of so many seconds of a video, its name with #t=FROM,TO behind "
-        "(default: a row a video)",
+        help=(
+            "one row for each part of a video of this many seconds, named ...#t=FROM,TO "
+            "(default: one row per video)"
+        ),
     )
     cluster.add_arguments(sub)
     add_answer_arguments(sub)

@@ -18,7 +18,7 @@ from mtmd.commands.shared import (
 )
 from mtmd.terminal.wrap import wrapped
 
-HELP = "Talk with the model about images."
+HELP = "Chat with the model about images."
 EXAMPLES = """\
 mtmd chat photo.jpg                         # pictures for the first question, if there are any
 mtmd chat --allow-remote-media https://example.com/photo.jpg
@@ -40,9 +40,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     )
     add_remote_argument(sub)
     add_system_argument(sub)
-    sub.add_argument(
-        "--no-history", action="store_true", help="do not keep what is entered for the next time"
-    )
+    sub.add_argument("--no-history", action="store_true", help="do not save the input history")
     add_answer_arguments(sub, conversation=True)
     add_model_arguments(sub)
 

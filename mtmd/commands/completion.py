@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-HELP = "Print what makes a shell complete mtmd's commands, options and values."
+HELP = "Print the shell code that completes mtmd's commands, options and values."
 EXAMPLES = """\
 mtmd completion bash >> ~/.bashrc
 mtmd completion zsh >> ~/.zshrc

@@ -63,14 +63,16 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--each",
         action="store_true",
-        help="ask about each picture by itself, and print a table with a row for each; folders "
-        "and patterns are taken, too (many pictures, resumable: mtmd batch)",
+        help=(
+            "ask about each picture separately, and print a table with a row for each; also "
+            "takes folders and patterns (for many pictures, resumable: mtmd batch)"
+        ),
     )
     add_ahead_argument(sub)
     sub.add_argument(
         "--json",
         action="store_true",
-        help="print a JSON object: text, token ids and the receipt; with --each, one on each line",
+        help="print a JSON object: text, token ids and the receipt; with --each, one per line",
     )
     add_quiet_argument(sub)
     add_video_arguments(sub)

@@ -20,7 +20,7 @@ from mtmd.commands.shared import (
 )
 from mtmd.options.load import EMBEDDER_OPTIONS, LoadOptions
 
-HELP = "Turn images and texts into vectors of one space, find images by a text, label them."
+HELP = "Embed images and texts in one vector space, find images by a text, label them."
 EXAMPLES = """\
 mtmd embed photos/ -m openai/clip-vit-base-patch32 --out photos.npz
 mtmd embed --index photos.npz -m openai/clip-vit-base-patch32 --query "a dog on a beach"
@@ -59,13 +59,10 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="a text to turn into a vector, after the images; may be repeated",
     )
     sub.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="where the vectors go: .npy, or .npz with their names",
+        "--out", type=Path, metavar="FILE", help="output file: .npy, or .npz with the names"
     )
     sub.add_argument(
-        "--index", type=Path, metavar="FILE", help="images as an earlier --out FILE.npz has them"
+        "--index", type=Path, metavar="FILE", help="images from an earlier --out FILE.npz"
     )
     sub.add_argument(
         "--query",
@@ -79,13 +76,13 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         type=int,
         default=10,
         metavar="N",
-        help="so many images for a query (default: %(default)s)",
+        help="number of images for a query (default: %(default)s)",
     )
     sub.add_argument(
-        "--labels", metavar="A,B,...", help="show how probable each label is for each image"
+        "--labels", metavar="A,B,...", help="show the probability of each label for each image"
     )
     sub.add_argument("--json", action="store_true", help="print one JSON object")
-    sub.add_argument("--quiet", action="store_true", help="no receipt on stderr")
+    sub.add_argument("--quiet", action="store_true", help="print no receipt on stderr")
     group = sub.add_argument_group("model and device")
     add_options(group, LoadOptions, EMBEDDER_OPTIONS)
 

@@ -36,9 +36,9 @@ NOT_ISOLATED = (
     "this system has no limits for processes: a hostile picture or JSON schema can take the "
     "server's memory and time (Linux and macOS isolate them)"
 )
-HELP = "Serve the model over HTTP: OpenAI's interface, and a page to chat."
+HELP = "Serve the model over HTTP: an OpenAI-compatible API and a chat page."
 EXAMPLES = """\
-mtmd serve                                  # http://127.0.0.1:8080, for this machine alone
+mtmd serve                                  # http://127.0.0.1:8080, for this machine only
 mtmd serve -m org/name --parallel 4 --port 9000
 mtmd serve --models ~/models --unload-after 600
 mtmd serve --host 0.0.0.0 --api-key-file keys.txt

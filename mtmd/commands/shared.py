@@ -90,10 +90,7 @@ def add_prompt_argument(sub: argparse.ArgumentParser, about: str = "") -> None:
 
 def add_system_argument(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
-        "--system",
-        default="",
-        metavar="TEXT",
-        help="what the model is told before all else; @FILE reads it from a file",
+        "--system", default="", metavar="TEXT", help="a system prompt; @FILE reads it from a file"
     )
 
 
@@ -163,8 +160,10 @@ def add_ahead_argument(sub: argparse.ArgumentParser) -> None:
     ahead = sub.add_argument(
         "--prepare-ahead",
         metavar="N",
-        help="pictures read and prepared beside those being answered, 1 to 64; auto: as many as "
-        "keep the device from waiting, within cores and memory (default: auto)",
+        help=(
+            "pictures to read and resize in advance, 1 to 64; auto: as many as keep the device "
+            "busy, within cores and memory (default: auto)"
+        ),
     )
     offers(ahead, ("auto",))
 
@@ -192,8 +191,10 @@ def add_random_weights(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--random-weights",
         metavar="CONFIG",
-        help="a model's shape in place of a model: a config.json, or a published model's name; "
-        "list shows all names",
+        help=(
+            "use a model's shape with random weights: a config.json, or a published model's "
+            "name; list shows all names"
+        ),
     )
 
 
@@ -203,12 +204,14 @@ def add_list_argument(sub: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="a file with a path or URL on each line, - for stdin; may be repeated",
+        help="a file with one path or URL per line, - for stdin; may be repeated",
     )
 
 
 def add_quiet_argument(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--quiet", action="store_true", help="no receipt and no thoughts on stderr")
+    sub.add_argument(
+        "--quiet", action="store_true", help="print no receipt and no thoughts on stderr"
+    )
 
 
 def add_video_arguments(sub: argparse.ArgumentParser) -> argparse._ArgumentGroup:

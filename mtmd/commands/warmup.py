@@ -22,11 +22,11 @@ from mtmd.commands.shared import (
 )
 from mtmd.options.load import EMBEDDER_OPTIONS, LoadOptions
 
-HELP = "Ask the device about every op, run one encode and one step of decode, and report."
+HELP = "Check which operations the device supports, run one encode and one decode step, and report."
 EXAMPLES = """\
 mtmd warmup                                 # the demo model on this machine
 mtmd warmup -m org/name --strict            # exits with 3 unless everything is as intended
-mtmd warmup -m org/name --target rtx4090    # a GPU that is not here
+mtmd warmup -m org/name --target rtx4090    # a GPU that you do not have
 mtmd warmup -m org/name --target cuda:90 --save kernels     # its programs, compiled here
 mtmd serve -m org/name --kernels kernels    # and used there"""
 
@@ -44,32 +44,35 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--strict",
         action="store_true",
-        help="exit with 3 if anything is not fully on the accelerated path",
+        help="exit with code 3 if anything is not on the accelerated path",
     )
-    sub.add_argument("--no-run", action="store_true", help="ask and predict only, run nothing")
+    sub.add_argument("--no-run", action="store_true", help="check and predict only, run nothing")
     add_random_weights(sub)
-    group = sub.add_argument_group("a GPU that is not here (nothing is run)")
+    group = sub.add_argument_group("a GPU that you do not have (nothing is run)")
     group.add_argument(
         "--target",
         metavar="GPU",
-        help="predict memory, times and kernels for a card (rtx4090, h100, mi300x) or an "
-        "architecture (cuda:90, hip:gfx942); several between commas for one table; list shows "
-        "all cards; with --tp N as many of it, over each link that may tie them together",
+        help=(
+            "predict memory, times and kernels for a card (rtx4090, h100, mi300x) or an "
+            "architecture (cuda:90, hip:gfx942); several, separated by commas, for one table; "
+            "list shows all cards; with --tp N, for N cards, over each link that may connect "
+            "them"
+        ),
     )
     group.add_argument(
-        "--memory", metavar="SIZE", help="the GPU's memory, like 24GiB (default: the card's)"
+        "--memory", metavar="SIZE", help="the GPU's memory, such as 24GiB (default: the card's)"
     )
     add_options(group, LoadOptions, ["parallel"], absent=True)
     group.add_argument(
         "--save",
         metavar="DIR",
-        help="compile what the model needs on the GPU into DIR, for --kernels there, and predict "
-        "nothing",
+        help=(
+            "compile the model's GPU programs into DIR, for --kernels on that machine, and "
+            "predict nothing"
+        ),
     )
     group.add_argument(
-        "--no-compile",
-        action="store_true",
-        help="leave out compiling the kernels, which takes seconds",
+        "--no-compile", action="store_true", help="do not compile the kernels, which takes seconds"
     )
 
 
@@ -86,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("memory", "parallel", "save", "no_compile"):
         if getattr(args, name, None) not in (None, False):
             option = "--" + name.replace("_", "-")
-            raise OptionError(f"{option} is for a GPU that is not here; give it with --target")
+            raise OptionError(f"{option} is for a GPU that you do not have; give it with --target")
     model = _random(args) or _dual_encoder(args) or load_from(args)
     report = model.warmup_report if args.no_run else warmed_up(model)
     if args.json:

@@ -113,8 +113,8 @@ def subject_of(
     if useless := [name for name in NO_USE if name in chosen]:
         hint = "give memory" if useless[0] == "memory_limit" else "leave it out"
         raise OptionError(
-            f"{useless[0]}: has no meaning for the target {target!r:.60}, a GPU that is not here; "
-            f"{hint}"
+            f"{useless[0]}: has no meaning for the target {target!r:.60}, a GPU that you do not "
+            f"have; {hint}"
         )
     card = find_card(target)
     if random_weights is not None and model is not None:

@@ -118,20 +118,20 @@ class AnswerOptions(Sampling):
     max_tokens: int = option(
         256,
         Kind(_max_tokens, parse=int, metavar="N", low=0, high=TOKENS_MAX),
-        "longest answer, -1 for the end of the context",
+        "max tokens of the answer; -1 for the end of the context",
         preset=True,
     )
     adapter: AdapterChoice = option(
         (),
         CHOSEN,
-        "answer with the LoRA adapter that was loaded by this name (--lora NAME=PATH); may be "
-        "repeated",
+        "answer with the LoRA adapter that was loaded under this name (--lora NAME=PATH); may "
+        "be repeated",
         preset=True,
     )
     detail: str = option(
         "auto",
         one_of(*DETAILS, takes="Detail", metavar="HOW"),
-        "auto, low (few tokens, no tiles) or high",
+        "detail of pictures: auto, low (few tokens, no tiles) or high",
         preset=True,
     )
     stop: tuple[str, ...] = option(
@@ -139,29 +139,28 @@ class AnswerOptions(Sampling):
         Kind(_stops, "str | Sequence[str]", repeated=True, metavar="TEXT"),
         "end the answer before TEXT; may be repeated",
     )
-    ignore_eos: bool = option(False, FLAG, "go on past the end-of-answer token")
+    ignore_eos: bool = option(False, FLAG, "continue after the end-of-answer token")
     sampling: str | AppliedSampling | PresetSampling = option(
         "greedy",
         Kind(_way, one_of(*WAYS).takes, values=WAYS, metavar="WHICH"),
-        "which of the model's own settings hold where no option is given: model (all), greedy "
-        "(its penalties), off (none); 'mtmd info' shows them",
+        "which of the model's own sampling settings apply where you give none: model (all), "
+        "greedy (its penalties), off (none); 'mtmd info' shows them",
         preset=True,
     )
-    stop_repeating: bool = option(
-        False, FLAG, "end an answer that says the same again and again", preset=True
-    )
+    stop_repeating: bool = option(False, FLAG, "stop an answer that loops", preset=True)
     think: bool | str | None = option(
         None,
         Kind(_think, metavar="HOW"),
-        "on or off, or how much where the model knows that: minimal, low, medium, high, xhigh, max",
-        default="what the model's template does",
+        "thinking: on, off, or an effort if the model supports it: minimal, low, medium, high, "
+        "xhigh, max",
+        default="the default of the model's template",
         suggested=("on", "off", "low", "medium", "high"),
         preset=True,
     )
     think_budget: int | None = option(
         None,
         whole(0, 1 << 20),
-        "end the thought after N tokens, and begin the answer",
+        "end the thought after N tokens and start the answer",
         default="no limit",
         preset=True,
     )
@@ -173,35 +172,33 @@ class AnswerOptions(Sampling):
     json_schema: Mapping[str, Any] | str | bool | type[Any] | None = option(
         None,
         Kind(_schema, metavar="FILE"),
-        "a JSON schema that the answer follows, in a file or as it is; {} is any JSON",
+        "a JSON schema that the answer must follow, as a file or as JSON text; {} is any JSON",
     )
     grammar: Mapping[str, Any] | str | None = option(
         None,
         Kind(_grammar),
-        'what the answer follows in another notation: {"regex": ...}, {"choice": [...]}, '
+        'what the answer must follow, in another notation: {"regex": ...}, {"choice": [...]}, '
         '{"lark": ...} or {"gbnf": ...}, or a text in one of the last two',
         flag=None,
     )
-    min_tokens: int = option(
-        0, whole(0, TOKENS_MAX), "no token ends the answer before so many", flag=None
-    )
+    min_tokens: int = option(0, whole(0, TOKENS_MAX), "min tokens of the answer", flag=None)
     stop_token_ids: tuple[int, ...] = option(
-        (), Kind(_ids, "Sequence[int]"), "ids of tokens that end the answer, too", flag=None
+        (), Kind(_ids, "Sequence[int]"), "ids of further tokens that end the answer", flag=None
     )
     logprobs: int | bool | None = option(
         None,
         Kind(_logprobs, low=0, high=20),
-        "log probabilities of each token, and of so many of the most probable ones (True: 0)",
+        "log probability of each token, and of the N most probable ones (True: 0)",
         flag=None,
     )
     prompt_logprobs: int | bool | None = option(
         None,
         Kind(_logprobs, low=0, high=20),
-        "as logprobs, of the prompt, which has no pictures then",
+        "as logprobs, for the prompt; only without pictures",
         flag=None,
     )
     continue_final_message: bool = option(
-        False, FLAG, "the last message is the beginning of the answer", flag=None
+        False, FLAG, "the answer continues the last message", flag=None
     )
     tools: Sequence[Mapping[str, Any] | Tool] | Toolbox | None = option(
         None,

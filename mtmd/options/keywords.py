@@ -29,25 +29,23 @@ class LoadKeywords(TypedDict, total=False):
     """the projector of a GGUF."""
 
     chat_template: str | PathLike[str] | None
-    """a Jinja chat template to use in place of the model's own, or the name of a built-in one
+    """a Jinja chat template to use instead of the model's own, or the name of a built-in one
     (`chatml`, ...; docs/templates.md).
     """
 
     lora: Path | Sequence[Path] | Mapping[str, Path] | None
-    """a LoRA adapter: a folder of PEFT, a GGUF, or org/name. One with a NAME is applied to
-    answers that choose it (--adapter), another to all: it is merged into weights that are
-    plain numbers. SCALE multiplies what it adds; may be repeated.
+    """a LoRA adapter: a PEFT folder, a GGUF file, or org/name. With a NAME, it applies to
+    answers that select it (--adapter), otherwise to all answers; then it is merged into
+    unquantized weights. SCALE multiplies its effect; may be repeated.
     """
 
     device: Device | None
-    """auto, cpu, cuda:N, mps or xpu:N; several of cuda:N and cpu between commas with --split or
-    --fit.
-    """
+    """auto, cpu, cuda:N, mps or xpu:N; several, separated by commas, with --split or --fit."""
 
     dtype: Dtype | None
-    """the type that is computed in: fp32 (the tokens of transformers in fp32), bf16 (half the
-    memory, prompts read two to three times faster, rounded to three digits) or auto: bf16
-    where the device multiplies it, fp32 elsewhere and for models below 16 MiB.
+    """type to compute in: fp32 (same tokens as transformers in fp32), bf16 (half the memory,
+    prefill two to three times faster, rounded to three digits), or auto: bf16 if the device
+    multiplies it natively, fp32 otherwise and for models below 16 MiB.
     """
 
     weights: str | None
@@ -58,7 +56,7 @@ class LoadKeywords(TypedDict, total=False):
     """
 
     flash_attn: Literal["auto", "on", "off"] | None
-    """attention that stores no matrix of scores: auto, on or off."""
+    """attention without a matrix of scores in memory: auto, on or off."""
 
     kv_type: str | None
     """the type in which keys and values are stored: q8_0 (half of the memory of bf16), fp8 (the
@@ -67,7 +65,7 @@ class LoadKeywords(TypedDict, total=False):
     """
 
     override_tensor: str | Sequence[str] | None
-    """run nodes whose name, or weight's name, matches RE on DEVICE; may be repeated."""
+    """run operations whose name, or whose weight's name, matches RE on DEVICE; may be repeated."""
 
     refuse: str | Sequence[str] | None
     """plan as if the device did not support OP, OP:head=72, OP:batch>1, OP:bf16 or OP:/NAME
@@ -75,7 +73,7 @@ class LoadKeywords(TypedDict, total=False):
     """
 
     threads: int | None
-    """CPU threads, of the whole process."""
+    """CPU threads of the whole process."""
 
     image_min_tokens: int | None
     """min tokens of one picture."""
@@ -84,150 +82,152 @@ class LoadKeywords(TypedDict, total=False):
     """max tokens of one picture."""
 
     context: int | None
-    """longest sequence in tokens, answer included."""
+    """max length of prompt and answer together, in tokens."""
 
     parallel: int | None
-    """answers computed at once, each with a cache of its own."""
+    """answers computed at once; each has its own cache."""
 
     tp: int | None
-    """share every layer out among N processes, each with a GPU of its own where there are
-    several.
+    """split every layer among N processes (tensor parallelism), each on a GPU of its own if
+    there are several.
     """
 
     split: Literal["none", "layer"] | None
-    """layer: each device of --device, or each GPU, has a run of layers; one GPU and the host
-    where there is one.
+    """layer: distribute the layers over the devices of --device, or over all GPUs; with one GPU,
+    over it and the host.
     """
 
     tensor_split: str | Sequence[float] | None
-    """the shares of --tp's processes or --split's devices, such as 3,1."""
+    """shares of --tp's processes or --split's devices, such as 3,1."""
 
     fit: bool | None
-    """choose how the model lies in memory (one device, layers over several, --tp, keys and
-    values on the host, part of the layers there), the first way that is predicted to fit.
+    """choose where the model is placed (one device, layers over several, --tp, keys and values
+    on the host, some layers there): the first way that is predicted to fit.
     """
 
     no_kv_offload: bool | None
     """keep keys and values in the host's memory, and run the decoder's attention there."""
 
     kernels: str | PathLike[str] | None
-    """GPU programs compiled elsewhere, by 'mtmd warmup --target GPU --save DIR'."""
+    """GPU programs compiled on another machine by 'mtmd warmup --target GPU --save DIR'."""
 
     vision_attention: Literal["auto", "triton", "torch"] | None
-    """attention of the encoder on a GPU: triton (ours), torch (its own, where they take a node)
-    or auto, what the warm-up has measured to be faster.
+    """attention kernel of the encoder on a GPU: triton (mtmd's own), torch (torch's own, where
+    supported), or auto: the one that the warm-up measured to be faster.
     """
 
     preprocess: Literal["auto", "host"] | None
-    """resize and normalise pictures on the host, or auto: on a GPU, in 120 MiB of its memory,
-    where that gives the same to the bit.
+    """where to resize and normalize pictures: host, or auto: on a GPU, in 120 MiB of its memory,
+    if the result is equal to the bit.
     """
 
     speculate: int | str | None
-    """tokens of an answer to propose at once out of prompt and answer: auto (as many as pay),
-    off or a number; answers are the same.
+    """speculative decoding: number of tokens to propose from prompt and answer; auto (as many as
+    pay off), off, or a number. Answers stay the same.
     """
 
     memory_limit: int | str | None
-    """max memory of the device, or of each GPU, to take, like 8GiB; pictures are made smaller to
+    """max memory to use on the device, or on each GPU, such as 8GiB; pictures are scaled down to
     fit.
     """
 
     isolate: bool | None
-    """decode pictures, and follow JSON schemas, in worker processes with limits of memory and
-    time; for files that others sent.
+    """decode pictures and compile JSON schemas in worker processes with limits on memory and
+    time; for untrusted files.
     """
 
     allow_remote_media: bool | None
-    """pictures and videos may be http(s) addresses, too: what lies at public ones is fetched."""
+    """download pictures and videos from http(s) addresses, if they are public."""
 
 
 class AnswerKeywords(TypedDict, total=False):
     """Describes how an answer is generated."""
 
     temperature: float | None
-    """0 takes the most probable token, 1 draws."""
+    """0 takes the most probable token, 1 samples from the model's probabilities."""
 
     top_k: int | None
-    """draw from the K most probable tokens."""
+    """sample from the K most probable tokens."""
 
     top_p: float | None
-    """draw from the fewest tokens of probability P together."""
+    """sample from the smallest set of tokens with total probability P."""
 
     min_p: float | None
-    """draw from tokens at least P times as probable as the best."""
+    """sample from tokens at least P times as probable as the most probable one."""
 
     repetition_penalty: float | None
-    """above 1: make tokens already there less probable."""
+    """above 1, tokens that already occur become less probable."""
 
     frequency_penalty: float | None
-    """take so much off the logit of a token for each time it came in the answer."""
+    """subtracted from the logit of a token for each time it occurs in the answer."""
 
     presence_penalty: float | None
-    """take so much off the logits of tokens that came in the answer."""
+    """subtracted from the logits of tokens that occur in the answer."""
 
     logit_bias: Mapping[int | str, float] | Mapping[int, float] | Mapping[str, float] | None
-    """numbers added to the logits of tokens, by their ids."""
+    """numbers added to the logits of tokens, by token id."""
 
     seed: int | None
-    """of the random draws: equal seeds give equal answers."""
+    """random seed; equal seeds give equal answers."""
 
     max_tokens: int | None
-    """longest answer, -1 for the end of the context."""
+    """max tokens of the answer; -1 for the end of the context."""
 
     adapter: str | Sequence[str] | Mapping[str, float] | None
-    """answer with the LoRA adapter that was loaded by this name (--lora NAME=PATH); may be
+    """answer with the LoRA adapter that was loaded under this name (--lora NAME=PATH); may be
     repeated.
     """
 
     detail: Detail | None
-    """auto, low (few tokens, no tiles) or high."""
+    """detail of pictures: auto, low (few tokens, no tiles) or high."""
 
     stop: str | Sequence[str] | None
     """end the answer before TEXT; may be repeated."""
 
     ignore_eos: bool | None
-    """go on past the end-of-answer token."""
+    """continue after the end-of-answer token."""
 
     sampling: Literal["model", "greedy", "off"] | None
-    """which of the model's own settings hold where no option is given: model (all), greedy (its
-    penalties), off (none); 'mtmd info' shows them.
+    """which of the model's own sampling settings apply where you give none: model (all), greedy
+    (its penalties), off (none); 'mtmd info' shows them.
     """
 
     stop_repeating: bool | None
-    """end an answer that says the same again and again."""
+    """stop an answer that loops."""
 
     think: bool | str | None
-    """on or off, or how much where the model knows that: minimal, low, medium, high, xhigh, max."""
+    """thinking: on, off, or an effort if the model supports it: minimal, low, medium, high,
+    xhigh, max.
+    """
 
     think_budget: int | None
-    """end the thought after N tokens, and begin the answer."""
+    """end the thought after N tokens and start the answer."""
 
     chat_template_kwargs: Mapping[str, Any] | None
     """variables for the chat template, as a JSON object."""
 
     json_schema: Mapping[str, Any] | str | bool | type[Any] | None
-    """a JSON schema that the answer follows, in a file or as it is; {} is any JSON."""
+    """a JSON schema that the answer must follow, as a file or as JSON text; {} is any JSON."""
 
     grammar: Mapping[str, Any] | str | None
-    """what the answer follows in another notation: {"regex": ...}, {"choice": [...]}, {"lark":
-    ...} or {"gbnf": ...}, or a text in one of the last two.
+    """what the answer must follow, in another notation: {"regex": ...}, {"choice": [...]},
+    {"lark": ...} or {"gbnf": ...}, or a text in one of the last two.
     """
 
     min_tokens: int | None
-    """no token ends the answer before so many."""
+    """min tokens of the answer."""
 
     stop_token_ids: Sequence[int] | None
-    """ids of tokens that end the answer, too."""
+    """ids of further tokens that end the answer."""
 
     logprobs: int | bool | None
-    """log probabilities of each token, and of so many of the most probable ones (True: 0)."""
+    """log probability of each token, and of the N most probable ones (True: 0)."""
 
     prompt_logprobs: int | bool | None
-    """as logprobs, of the prompt, which has no pictures then."""
+    """as logprobs, for the prompt; only without pictures."""
 
     continue_final_message: bool | None
-    """the last message is the beginning of the answer."""
+    """the answer continues the last message."""
 
     tools: Sequence[Mapping[str, Any] | Tool] | Toolbox | None
     """functions that the model may call, as OpenAI's interface describes them."""

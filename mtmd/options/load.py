@@ -90,31 +90,30 @@ class LoadOptions:
     chat_template: str | None = option(
         None,
         path("FILE|NAME"),
-        "a Jinja chat template to use in place of the model's own, or the name of a built-in one "
-        "(`chatml`, ...; docs/templates.md)",
+        "a Jinja chat template to use instead of the model's own, or the name of a built-in one"
+        " (`chatml`, ...; docs/templates.md)",
         preset=True,
     )
     lora: tuple[str, ...] = option(
         (),
         LOADED,
-        "a LoRA adapter: a folder of PEFT, a GGUF, or org/name. One with a NAME is applied to "
-        "answers that choose it (--adapter), another to all: it is merged into weights that are "
-        "plain numbers. SCALE multiplies what it adds; may be repeated",
+        "a LoRA adapter: a PEFT folder, a GGUF file, or org/name. With a NAME, it applies to "
+        "answers that select it (--adapter), otherwise to all answers; then it is merged into "
+        "unquantized weights. SCALE multiplies its effect; may be repeated",
         preset=True,
     )
     device: str = option(
         "auto",
         Kind(_device, "Device", metavar="DEVICE"),
-        "auto, cpu, cuda:N, mps or xpu:N; several of cuda:N and cpu between commas with --split or "
-        "--fit",
+        "auto, cpu, cuda:N, mps or xpu:N; several, separated by commas, with --split or --fit",
         suggested=("auto", "cpu", "cuda", "mps", "xpu"),
     )
     dtype: str = option(
         "auto",
         Kind(_dtype, "Dtype", values=DTYPES, metavar="TYPE"),
-        "the type that is computed in: fp32 (the tokens of transformers in fp32), bf16 (half the "
-        "memory, prompts read two to three times faster, rounded to three digits) or auto: bf16 "
-        "where the device multiplies it, fp32 elsewhere and for models below 16 MiB",
+        "type to compute in: fp32 (same tokens as transformers in fp32), bf16 (half the memory,"
+        " prefill two to three times faster, rounded to three digits), or auto: bf16 if the "
+        "device multiplies it natively, fp32 otherwise and for models below 16 MiB",
         preset=True,
     )
     weights: str | None = option(
@@ -128,7 +127,7 @@ class LoadOptions:
     flash_attn: str = option(
         "auto",
         one_of("auto", "on", "off", metavar="WHEN"),
-        "attention that stores no matrix of scores: auto, on or off",
+        "attention without a matrix of scores in memory: auto, on or off",
         preset=True,
     )
     kv_type: str = option(
@@ -142,7 +141,7 @@ class LoadOptions:
     override_tensor: tuple[str, ...] = option(
         (),
         texts("RE=DEVICE"),
-        "run nodes whose name, or weight's name, matches RE on DEVICE; may be repeated",
+        "run operations whose name, or whose weight's name, matches RE on DEVICE; may be repeated",
         preset=True,
     )
     refuse: tuple[str, ...] = option(
@@ -155,8 +154,11 @@ class LoadOptions:
     threads: int | None = option(
         None,
         whole(1, 1024),
-        "CPU threads, of the whole process",
-        default="torch's choice, 1 for a very small model; decoding measures how many are best",
+        "CPU threads of the whole process",
+        default=(
+            "torch's choice, 1 for a very small model; for decoding, the number measured to be "
+            "fastest"
+        ),
     )
     image_min_tokens: int | None = option(
         None, whole(1, 1 << 20), "min tokens of one picture", default="the model's", preset=True
@@ -167,39 +169,36 @@ class LoadOptions:
     context: int | None = option(
         None,
         whole(16, 1 << 24),
-        "longest sequence in tokens, answer included",
+        "max length of prompt and answer together, in tokens",
         default="the model's, at most 8192",
         preset=True,
     )
     parallel: int = option(
-        4,
-        whole(1, PARALLEL_MAX),
-        "answers computed at once, each with a cache of its own",
-        preset=True,
+        4, whole(1, PARALLEL_MAX), "answers computed at once; each has its own cache", preset=True
     )
     tp: int = option(
         1,
         whole(1, RANKS_MAX),
-        "share every layer out among N processes, each with a GPU of its own where there are "
-        "several",
+        "split every layer among N processes (tensor parallelism), each on a GPU of its own if "
+        "there are several",
     )
     split: str = option(
         "none",
         one_of("none", "layer", metavar="HOW"),
-        "layer: each device of --device, or each GPU, has a run of layers; one GPU and the host "
-        "where there is one",
+        "layer: distribute the layers over the devices of --device, or over all GPUs; with one "
+        "GPU, over it and the host",
     )
     tensor_split: tuple[float, ...] = option(
         (),
         Kind(lambda _, value: value, "str | Sequence[float]", metavar="SHARES"),
-        "the shares of --tp's processes or --split's devices, such as 3,1",
-        default="equal ones; of devices, by free memory",
+        "shares of --tp's processes or --split's devices, such as 3,1",
+        default="equal; for devices, by free memory",
     )
     fit: bool = option(
         False,
         FLAG,
-        "choose how the model lies in memory (one device, layers over several, --tp, keys and "
-        "values on the host, part of the layers there), the first way that is predicted to fit",
+        "choose where the model is placed (one device, layers over several, --tp, keys and "
+        "values on the host, some layers there): the first way that is predicted to fit",
     )
     no_kv_offload: bool = option(
         False,
@@ -210,47 +209,45 @@ class LoadOptions:
     kernels: str | None = option(
         None,
         path("DIR"),
-        "GPU programs compiled elsewhere, by 'mtmd warmup --target GPU --save DIR'",
-        default="what MTMD_KERNELS names",
+        "GPU programs compiled on another machine by 'mtmd warmup --target GPU --save DIR'",
+        default="the folder in MTMD_KERNELS",
     )
     vision_attention: str = option(
         "auto",
         one_of("auto", "triton", "torch", metavar="KERNEL"),
-        "attention of the encoder on a GPU: triton (ours), torch (its own, where they take a node) "
-        "or auto, what the warm-up has measured to be faster",
+        "attention kernel of the encoder on a GPU: triton (mtmd's own), torch (torch's own, "
+        "where supported), or auto: the one that the warm-up measured to be faster",
         preset=True,
     )
     preprocess: str = option(
         "auto",
         one_of("auto", "host", metavar="WHERE"),
-        "resize and normalise pictures on the host, or auto: on a GPU, in 120 MiB of its memory, "
-        "where that gives the same to the bit",
+        "where to resize and normalize pictures: host, or auto: on a GPU, in 120 MiB of its "
+        "memory, if the result is equal to the bit",
         preset=True,
     )
     speculate: int | str = option(
         "auto",
         Kind(_speculate, "int | str", metavar="HOW"),
-        "tokens of an answer to propose at once out of prompt and answer: auto (as many as pay), "
-        "off or a number; answers are the same",
+        "speculative decoding: number of tokens to propose from prompt and answer; auto (as "
+        "many as pay off), off, or a number. Answers stay the same",
         preset=True,
     )
     memory_limit: int | str | None = option(
         None,
         SIZE,
-        "max memory of the device, or of each GPU, to take, like 8GiB; pictures are made smaller "
-        "to fit",
-        default="what is free",
+        "max memory to use on the device, or on each GPU, such as 8GiB; pictures are scaled "
+        "down to fit",
+        default="the free memory",
     )
     isolate: bool = option(
         False,
         FLAG,
-        "decode pictures, and follow JSON schemas, in worker processes with limits of memory and "
-        "time; for files that others sent",
+        "decode pictures and compile JSON schemas in worker processes with limits on memory and"
+        " time; for untrusted files",
     )
     allow_remote_media: bool = option(
-        False,
-        FLAG,
-        "pictures and videos may be http(s) addresses, too: what lies at public ones is fetched",
+        False, FLAG, "download pictures and videos from http(s) addresses, if they are public"
     )
 
     def __post_init__(self) -> None:

@@ -16,41 +16,41 @@ class ServeOptions:
     models: tuple[str, ...] = option(
         (),
         several("WHICH"),
-        "serve several models, each loaded when a request names it: a folder of checkpoints and "
-        "GGUF files, models as -m takes them, with commas between them, or cache for all that were "
-        "fetched; may be repeated. -m NAME is then loaded at once",
+        "serve several models, each loaded when a request names it: a folder of checkpoints and"
+        " GGUF files, models as -m takes them, separated by commas, or cache for all downloaded"
+        " models; may be repeated. -m NAME is loaded at the start",
         group="several models",
     )
     models_max: int | None = option(
         None,
         Kind(lambda _, value: value, parse=int, metavar="N"),
-        "models in memory at once",
+        "max models in memory at once",
         default="as many as fit",
         group="several models",
     )
     unload_after: float | None = option(
         None,
         Kind(lambda _, value: value, parse=float, metavar="SECONDS"),
-        "unload a model that was not used for so long",
+        "unload a model after this time without use",
         default="only to make room",
         group="several models",
     )
     presets: str | None = option(
         None,
         path(),
-        "JSON: system prompt, sampling, aliases and options of loading by model",
+        "JSON file with system prompt, sampling, aliases and load options of each model",
         default="presets.json in the folder of --models",
         group="several models",
     )
     data: str | None = option(
         None,
         path("DIR"),
-        "folder of conversations and their pictures",
+        "folder for conversations and their pictures",
         default="in the user's data folder",
     )
-    no_history: bool = option(False, FLAG, "keep no conversations on disk")
+    no_history: bool = option(False, FLAG, "do not store conversations on disk")
     engine_process: bool | None = option(
-        None, FLAG, "does nothing any more: each model has a process of its own"
+        None, FLAG, "no effect: each model has a process of its own"
     )
     on_engine_failure: str = option(
         "restart",
@@ -58,35 +58,41 @@ class ServeOptions:
         "when a model's process crashes or hangs: restart starts it again while other models "
         "answer; exit ends the server with exit code 70, for a supervisor",
     )
-    no_warmup: bool = option(False, FLAG, "begin at once; the first answer then takes longer")
-    access_log: bool = option(
-        False, FLAG, "write a line for each request to stderr", group="access"
+    no_warmup: bool = option(
+        False, FLAG, "start without a warm-up; the first answer then takes longer"
     )
+    access_log: bool = option(False, FLAG, "log a line for each request to stderr", group="access")
     log_level: str = option(
-        "warning", one_of("error", "warning", "info"), "what else is written there", group="access"
+        "warning",
+        one_of("error", "warning", "info"),
+        "min level of other log lines",
+        group="access",
     )
     log_format: str = option(
-        "text", one_of("text", "json"), "lines of text, or one JSON object a line", group="access"
+        "text",
+        one_of("text", "json"),
+        "format of log lines: text, or one JSON object per line",
+        group="access",
     )
     ray: str | None = option(
         None,
         as_given("ADDRESS"),
-        "by replicas of this server that Ray Serve runs: on a Ray cluster that is started for this "
-        "command (local), the one this machine belongs to (auto) or HOST:PORT of its head",
+        "serve with replicas that Ray Serve runs: on a Ray cluster started for this command "
+        "(local), the one this machine belongs to (auto), or HOST:PORT of its head",
         group="on many machines",
     )
     replicas: str | None = option(
         None,
         as_given("MIN[:MAX]"),
-        "how many; up to MAX where more is asked than MIN can answer",
+        "number of replicas; up to MAX under load",
         default="as many as fit",
         group="on many machines",
     )
     no_affinity: bool = option(
         False,
         FLAG,
-        "send requests to the replica that is least busy, and not to the one that knows their "
-        "picture or the beginning of their prompt",
+        "send requests to the least busy replica, rather than to the one that has cached their "
+        "picture or the start of their prompt",
         group="on many machines",
     )
 

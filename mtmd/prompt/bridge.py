@@ -21,7 +21,7 @@ from torch import Tensor
 from mtmd.base.errors import PromptError
 from mtmd.base.turns import turn_released
 from mtmd.clip.encoder import Encoder
-from mtmd.clip.family import Numbered
+from mtmd.clip.family import Numbered, PrefixFamily
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.resolution.resolution import AmongSeveral, ImagePlan, closed
@@ -260,6 +260,8 @@ class Bridge:
                 "the chat template writes pictures and videos in another order than the message "
                 "has them; put all pictures before the videos, or ask about them one by one"
             )
+        if isinstance(family, PrefixFamily):
+            texts[-1] = family.question(texts[-1])
         text = texts[0] + "".join(map("".join, zip(self._texts(shown), texts[1:], strict=True)))
         tokens = {self.tokenizer.id(family.image_token)}
         if self.video:
@@ -305,6 +307,8 @@ class Bridge:
                     offset=piece.start,
                 )
             )
+        if self.encoder and isinstance(self.encoder.family, PrefixFamily):
+            return [replace(s, block=True, joins=i > 0) for i, s in enumerate(spans)]
         return spans
 
 

@@ -8,6 +8,7 @@ from common import Row
 
 MODULES = (
     "gemma3",
+    "paligemma",
     "gemma4",
     "idefics3",
     "llava",
@@ -18,10 +19,12 @@ MODULES = (
     "qwen3_next",
     "lfm2_vl",
     "pixtral",
+    "lighton_ocr",
     "internvl",
     "glm4v",
     "aya_vision",
     "minicpmv4_6",
+    "paddleocr_vl",
 )
 ROWS: dict[str, Row] = {name: import_module(name).ROW for name in MODULES}
 CASES: list[tuple[str, str]] = [

@@ -138,12 +138,23 @@ def tile_of(
 PATCHES = {
     "gemma4": (1, True),
     "lfm2_vl": (1, True),
+    "paddleocr_vl": (1, False),
     "qwen2_vl": (2, False),
     "qwen3_5": (2, False),
     "qwen3_vl": (2, False),
 }
 # Rows whose towers read pictures of unequal sizes in one run
-PACKED = {"gemma4", "glm4v", "lfm2_vl", "minicpmv4_6", "pixtral", "qwen2_vl", "qwen3_5", "qwen3_vl"}
+PACKED = {
+    "gemma4",
+    "glm4v",
+    "lfm2_vl",
+    "minicpmv4_6",
+    "paddleocr_vl",
+    "pixtral",
+    "qwen2_vl",
+    "qwen3_5",
+    "qwen3_vl",
+}
 SUBJECTS: dict[tuple[str, str], Subject] = {}
 
 

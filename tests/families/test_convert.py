@@ -21,7 +21,11 @@ from mtmd.kernels.checkpoint.gguf_file import GgufFile
 
 Build = Callable[[str, str], Oracle]
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
-WITHOUT = {"aya_vision", "llava_onevision"}  # towers that llama.cpp has no projector for
+WITHOUT = {
+    "aya_vision",
+    "llava_onevision",
+    "paligemma",
+}  # towers that llama.cpp has no projector for
 REFUSED = {  # variants of which llama.cpp takes something else for granted
     "6 heads on 2, image block wider than the window, as published": "does not say scale",
     "one token an image, linear rope, scalar of its own": "does not say scale",
@@ -30,6 +34,7 @@ REFUSED = {  # variants of which llama.cpp takes something else for granted
     "dense, tied, 6 heads on 2, bias, head of 36, as published": "no biases of attention",
     "groups of nine patches, biases, at most 3 tiles, as published": "no biases of attention",
     "experts, a dense layer between, as published": "no layers without experts",
+    "tied, biases, 6 heads on 2, as published": "has no biases of every layer",
     # Published ones have heads of one size, as those of the golden files below.
     "qwen3_5": "no heads of keys that differ from those of values",
     "qwen3_next": "no heads of keys that differ from those of values",
@@ -46,7 +51,15 @@ DIFFERENT = (
 TEXTS = ("Hello, world!", "a  b\n\n12345 naïve ü 你好 don't", "<|im_end|>x")
 MORE = [
     GOLDEN.parent / "golden_more" / name / "text-BF16.gguf"
-    for name in ("gemma4_unified", "glm46v", "glm_ocr", "internvl3_5", "minicpmv4_6")
+    for name in (
+        "gemma4_unified",
+        "glm46v",
+        "glm_ocr",
+        "internvl3_5",
+        "minicpmv4_6",
+        "paddleocr_vl",
+        "lighton_ocr",
+    )
 ]
 DRAFTING = {"glm_ocr": 3}  # a layer that drafts, which is not read and so not written
 DRAFTING_KEYS = ("glm4.block_count", "glm4.nextn_predict_layers")

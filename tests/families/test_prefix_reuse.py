@@ -97,3 +97,20 @@ def test_what_was_read_before_changes_no_answer(case: str, build: Build) -> None
     assert sum(a.receipt.reused_tokens >= PAGE for a in actual[1:]) >= 3, [
         a.receipt.reused_tokens for a in actual
     ]
+
+
+def test_a_prompt_seen_in_both_directions_is_known_as_a_whole(build: Build) -> None:
+    """Each of its tokens depends on all: another end, or an answer behind it, makes it anew."""
+    model = load(build("paligemma", "gemma 2, a prompt wider than the window, 6 heads on 2"))
+    requested = conversations()
+    expected = [answers(model, [messages])[0] for messages in requested]
+    one_after_another = [
+        list(model.stream(messages, max_tokens=16, ignore_eos=True))[-1]
+        for messages in [*requested, requested[2]]
+    ]
+    model.release()
+    actual = [event.answer for event in one_after_another if isinstance(event, Finished)]
+    assert [a.output_token_ids for a in actual] == [
+        a.output_token_ids for a in [*expected, expected[2]]
+    ]
+    assert [a.receipt.reused_tokens >= PAGE for a in actual] == [False] * 5 + [True]

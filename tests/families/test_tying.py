@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import Oracle
+from common import Oracle, literal
 from safetensors.torch import load_file, save_file
 from table import ROWS
 
@@ -77,7 +77,7 @@ def no_head(tensors: Tensors, table: str) -> None:
 @torch.no_grad()
 def theirs(oracle: Oracle, folder: Path) -> torch.Tensor:
     model = type(oracle.model).from_pretrained(folder, dtype=torch.float32).eval()
-    model.set_experts_implementation("eager")
+    literal(model)
     result: torch.Tensor = model(torch.tensor([TOKENS])).logits[0, -1]
     return result
 

@@ -439,10 +439,11 @@ def _patches(d: Draw) -> Case:
 
 
 def _unshuffle(d: Draw) -> Case:
-    batch, factor, rows, columns = d.batch(), d.size(1, 2, 3), d.size(1, 2, 3), d.size(1, 2, 5)
+    batch, factor = d.batch(), d.size(1, 2, 3)
+    grid = tuple(d.size(1, 2, 5) * factor + d.rng.randrange(factor) for _ in range(2))
     return (
-        [d.values(batch, rows * columns * factor**2, d.size())],
-        {"grid": (rows * factor, columns * factor), "factor": factor, "channels_first": d.maybe()},
+        [d.values(batch, grid[0] * grid[1], d.size())],
+        {"grid": grid, "factor": factor, "channels_first": d.maybe()},
     )
 
 

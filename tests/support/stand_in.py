@@ -53,6 +53,7 @@ ALLOWED = frozenset(
         "mean",
         "mul",
         "mul_",
+        "narrow",
         "permute",
         "reshape",
         "rms_norm",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from mtmd.base.errors import ModelError
-from mtmd.clip.blocks import attend, split_heads
+from mtmd.clip.blocks import AXIAL, attend, split_heads
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.rotary import Rotary, rotary
@@ -150,7 +150,7 @@ def read_gated_tower(c: Settings) -> GatedTower:
             "a head size that is a multiple of 4"
         )
     rope = c.part("rope_parameters")
-    rope.choice("rope_type", ("axial", "default"), "axial")  # two names of the same here
+    rope.choice("rope_type", AXIAL, "axial")
     half = rotary(rope.number("rope_theta", 100.0), head // 2).frequencies
     return GatedTower(
         layers=c.count("num_hidden_layers", 16, maximum=MAX_LAYERS),

@@ -18,7 +18,7 @@ from mtmd.commands.shared import add_model_named, add_random_weights, settle_thr
 from mtmd.options.answer import AnswerOptions
 from mtmd.options.load import LoadOptions
 
-HELP = "Measure the stages of a model apart: time, memory, share of what the machine can do."
+HELP = "Measure each stage of a model: time, memory, share of what the machine can do."
 EXAMPLES = """\
 mtmd bench                                  # the demo model
 mtmd bench --random-weights list            # shapes of models that need not be fetched
@@ -62,14 +62,16 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--stages",
         metavar="LIST",
-        help="those that are measured, like encode,decode (default: preprocess,encode,prefill,"
-        "decode,'first token')",
+        help=(
+            "stages to measure, such as encode,decode (default: "
+            "preprocess,encode,prefill,decode,'first token')"
+        ),
     )
     what.add_argument(
-        "--decode", type=int, default=32, metavar="N", help="tokens decoded (default: 32)"
+        "--decode", type=int, default=32, metavar="N", help="tokens to decode (default: 32)"
     )
     what.add_argument(
-        "--rounds", type=int, default=5, metavar="N", help="measurements of each (default: 5)"
+        "--rounds", type=int, default=5, metavar="N", help="measurements of each stage (default: 5)"
     )
     add_options(what, AnswerOptions, ["detail"])
     what.add_argument(
@@ -77,29 +79,35 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also time an answer that copies its prompt, with speculative decoding and without",
     )
-    what.add_argument("--no-ops", action="store_true", help="leave out the times of single ops")
+    what.add_argument("--no-ops", action="store_true", help="do not time single operations")
     quality = sub.add_argument_group("what is lost")
     quality.add_argument(
         "--quality",
         nargs="?",
         const="",
         metavar="TEXT",
-        help="in place of times: how far the next token's probabilities are from those of fp32, "
-        "over a text file (default: one that comes with the package)",
+        help=(
+            "measure quality instead of time: the divergence of the next token's probabilities "
+            "from those of fp32, over a text file (default: one that is part of the package)"
+        ),
     )
     quality.add_argument(
         "--variant",
         action="append",
         default=[],
         metavar="OPTIONS",
-        help="a row of the table: options of loading between commas, like dtype=bf16; may be "
-        "repeated (default: as the model is loaded)",
+        help=(
+            "a row of the table: load options separated by commas, such as dtype=bf16; may be "
+            "repeated (default: as the model is loaded)"
+        ),
     )
     quality.add_argument(
         "--reference",
         metavar="MODEL",
-        help="compare with this model's fp32, as with that which a GGUF was made of (default: the "
-        "model itself)",
+        help=(
+            "compare with this model in fp32, such as the one that a GGUF was made from "
+            "(default: the model itself)"
+        ),
     )
     quality.add_argument(
         "--positions", type=int, metavar="N", help="tokens of the text (default: 512)"
@@ -108,7 +116,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     add_options(device, LoadOptions, LOADING, absent=True)
     out = sub.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="print one JSON object, not a table")
-    out.add_argument("--html", metavar="FILE", help="write a page with charts, complete in itself")
+    out.add_argument("--html", metavar="FILE", help="write a self-contained page with charts")
 
 
 def _list(group: argparse._ArgumentGroup, option: str, default: str | None, text: str) -> None:

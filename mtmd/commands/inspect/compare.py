@@ -24,7 +24,8 @@ from mtmd.commands.shared import (
 from mtmd.options.load import LoadOptions
 
 HELP = (
-    "Run one request through two models or settings, and name the first node whose values differ."
+    "Run one request through two models or settings, and name the first operation whose results"
+    " differ."
 )
 EXAMPLES = """\
 mtmd compare --dtype-b bf16                 # the demo model in fp32 and in bf16
@@ -47,8 +48,10 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "b",
         nargs="?",
         metavar="B",
-        help="what is compared with it, given in the same way (default: A, for which an option "
-        "of one side alone has to differ)",
+        help=(
+            "the model to compare with it (default: A, with an option that applies to one side "
+            "only)"
+        ),
     )
     by_option = sub.add_argument(
         "-m",
@@ -56,7 +59,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         dest="models_by_option",
         action="append",
         metavar="MODEL",
-        help="A, and, given again, B",
+        help="A, and if repeated, B",
     )
     for named in (a, b, by_option):
         offers_models(named)
@@ -65,7 +68,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="IMAGE",
-        help="a picture file, - for one on standard input; may be repeated (default: text alone)",
+        help="a picture file, - for standard input; may be repeated (default: text only)",
     )
     add_prompt_argument(sub)
     sub.add_argument(
@@ -79,7 +82,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--tolerance",
         type=float,
         metavar="X",
-        help="NMSE that counts as a difference (default: what fits the types of both)",
+        help="NMSE that counts as a difference (default: depends on the types of both)",
     )
     sub.add_argument("--json", action="store_true", help="print one JSON object")
     sides = sub.add_argument_group(

@@ -38,20 +38,20 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "images",
         nargs="*",
         metavar="IMAGE",
-        help="picture files, - for one on standard input; without one, only the decoder is run",
+        help="picture files, - for standard input; without one, only the decoder is run",
     )
     add_prompt_argument(sub)
-    sub.add_argument("--filter", metavar="RE", help="only nodes whose name matches")
+    sub.add_argument("--filter", metavar="RE", help="print only operations whose name matches")
     form = sub.add_mutually_exclusive_group()
-    form.add_argument(
-        "--json", action="store_true", help="print a JSON list, as --compare reads it"
-    )
+    form.add_argument("--json", action="store_true", help="print a JSON list, for --compare")
     form.add_argument(
         "--compare",
         type=Path,
         metavar="OTHER.json",
-        help="name the first node that differs from a dump made with --json, and exit with 1; 0 if "
-        "none does",
+        help=(
+            "name the first operation that differs from a dump made with --json, and exit with "
+            "1; 0 if none differs"
+        ),
     )
     sub.add_argument(
         "--tolerance",

@@ -11,7 +11,7 @@ from mtmd.commands.arguments import add_options, options_in
 from mtmd.commands.shared import add_model_named, add_random_weights
 from mtmd.options.load import LoadOptions
 
-HELP = "Tell in which ways a model fits into memories, of GPUs that need not be here; nothing runs."
+HELP = "Show how a model fits into memory, also of GPUs that you do not have; nothing is run."
 EXAMPLES = """\
 mtmd fit org/name --memory 24GiB,24GiB      # two GPUs
 mtmd fit org/name --target rtx4090,rtx3090 --context 32768 --parallel 1
@@ -40,7 +40,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--memory",
         metavar="SIZES",
         default="",
-        help="of each GPU, like 24GiB,24GiB (default: that of the cards of --target)",
+        help="memory of each GPU, such as 24GiB,24GiB (default: of the cards of --target)",
     )
     where.add_argument(
         "--target",
@@ -52,15 +52,17 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--host-memory",
         metavar="SIZE",
-        help="of the machine; alone, of one without a GPU (default: unknown, and what needs it "
-        "counts as not fitting)",
+        help=(
+            "memory of the host; by itself, a machine without a GPU (default: unknown; ways "
+            "that need it do not count as fitting)"
+        ),
     )
     what = sub.add_argument_group("what is asked of it")
     add_options(what, LoadOptions, NAMES, absent=True)
     what.add_argument(
         "--image",
         metavar="WxH",
-        help="pictures of this size in pixels (default: the largest that is taken)",
+        help="size of pictures in pixels (default: the largest that the model takes)",
     )
     add_random_weights(what)
     sub.add_argument("--json", action="store_true", help="print the report as one JSON object")

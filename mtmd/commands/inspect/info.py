@@ -9,8 +9,8 @@ from mtmd.commands.shared import add_model_arguments, add_model_named, load_from
 from mtmd.terminal.wrap import wrapped
 
 HELP = (
-    "Tell a model's families, sizes, types, tokens per image and memory from the headers of its "
-    "files; nothing is run."
+    "Show a model's families, sizes, types, tokens per image and memory from the headers of its"
+    " files; nothing is run."
 )
 EXAMPLES = """\
 mtmd info                                   # the demo model

@@ -13,7 +13,7 @@ from mtmd.options.load import LoadOptions
 
 HELP = "Write a model as GGUF files that llama.cpp reads, or as safetensors in FP8."
 EXAMPLES = """\
-mtmd convert org/name model.gguf --to Q4_K_M        # and mmproj-model.gguf where it sees
+mtmd convert org/name model.gguf --to Q4_K_M        # and mmproj-model.gguf for its encoder
 mtmd convert folder model.gguf --to Q4_K_M --imatrix imatrix.gguf
 mtmd convert model-BF16.gguf model-Q8_0.gguf --to Q8_0 --text-only
 mtmd convert org/name folder --to FP8               # safetensors, blocks of 128 x 128"""
@@ -35,14 +35,14 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--mmproj-to",
         metavar="TYPE",
-        help="the type of the encoder's weights, of the same (default: as stored)",
+        help="the type of the encoder's weights, one of the same (default: as stored)",
     )
-    sub.add_argument("--text-only", action="store_true", help="leave out the encoder")
+    sub.add_argument("--text-only", action="store_true", help="write the decoder only")
     add_options(sub, LoadOptions, ("mmproj",))
     sub.add_argument(
         "--imatrix",
         metavar="FILE",
-        help="how much each column counts, as llama.cpp's llama-imatrix writes it (.gguf or .dat)",
+        help="importance matrix, as llama.cpp's llama-imatrix writes it (.gguf or .dat)",
     )
 
 

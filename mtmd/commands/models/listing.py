@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from mtmd.base.text import for_terminal
 
-HELP = "List the models on this machine, those of Ollama and LM Studio too, with their sizes."
+HELP = "List the models on this machine, including those of Ollama and LM Studio, with their sizes."
 EXAMPLES = """\
 mtmd list
 mtmd list --json"""

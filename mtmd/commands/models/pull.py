@@ -7,7 +7,7 @@ import sys
 
 from mtmd.base.text import for_terminal
 
-HELP = "Fetch a model from the Hugging Face hub, and compare its checksums."
+HELP = "Download a model from the Hugging Face hub, and verify its checksums."
 EXAMPLES = """\
 mtmd pull org/name                          # safetensors, as transformers has them
 mtmd pull org/name:Q4_K_M                   # a GGUF of that type, and its projector
@@ -19,7 +19,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "models",
         nargs="+",
         metavar="MODEL",
-        help="org/name on the Hugging Face hub, org/name:TYPE for a GGUF, @REVISION behind either",
+        help="org/name on the Hugging Face hub, org/name:TYPE for a GGUF; either with @REVISION",
     )
 
 

@@ -9,10 +9,10 @@ from mtmd.base.errors import OptionError
 from mtmd.base.text import for_terminal
 from mtmd.commands.completion import offers_models
 
-HELP = "Remove fetched models from the disk."
+HELP = "Delete downloaded models."
 EXAMPLES = """\
 mtmd rm org/name                            # asks first
-mtmd rm org/name:Q4_K_M --yes               # of a repository with several GGUFs, one"""
+mtmd rm org/name:Q4_K_M --yes               # one of several GGUFs in a repository"""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "models",
         nargs="+",
         metavar="MODEL",
-        help="as `mtmd list` names it; org/name@REVISION for one commit",
+        help="a name that `mtmd list` shows; org/name@REVISION for one commit",
     )
     offers_models(models)
     sub.add_argument("-y", "--yes", action="store_true", help="do not ask")

@@ -117,9 +117,9 @@ WRONG: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     ),
     "rope": (
         "mistral3",
-        {"rope_parameters": {"rope_type": "default"}},
+        {"rope_parameters": {"rope_type": "yarn"}},
         {},
-        "vision_config: rope_parameters: rope_type is 'default', expected one of axial",
+        "vision_config: rope_parameters: rope_type is 'yarn', expected one of axial",
     ),
     "heads": (
         "mistral3",
@@ -198,7 +198,8 @@ def test_tensor_names() -> None:
         read("llava", {"num_hidden_layers": 1}).parameters(),
     )
     assert merged["v.blk.0.ffn_gate.weight"].sources == tuple(
-        f"{prefix}vision_tower.transformer.layers.0.feed_forward.gate_proj.weight"
+        f"{prefix}{tower}.transformer.layers.0.feed_forward.gate_proj.weight"
+        for tower in ("vision_tower", "vision_encoder")
         for prefix in ("", "model.")
     )
     assert set(plain) - set(merged) == {"mm.1.bias", "mm.2.bias"}
@@ -242,3 +243,29 @@ def test_gguf_files_of_pixtral_in_mistrals_own_format() -> None:
         result.resolution.normalize.mean,
     ) == (None, False, 1024, (0.1, 0.2, 0.3))
     assert result.rotary.frequencies[12] == pytest.approx(500 ** (-2 / 48))
+
+
+LIGHTON = {"architectures": ["LightOnOCRForConditionalGeneration"]}
+
+
+def test_lighton_ocr_is_published_under_another_name() -> None:
+    """Its pictures are rounded up to what the image processor's settings say."""
+    family = read(
+        vision={"patch_size": 14, "hidden_act": None}, image={"patch_size": 14}, **LIGHTON
+    )
+    assert family == read("lighton_ocr", image={"patch_size": {"height": 14, "width": 14}})
+    assert (family.act, family.marker, family.bias, family.merge) == (
+        "silu",
+        "<|image_pad|>",
+        False,
+        2,
+    )
+    plan = family.resolution.prepare(np.zeros((60, 100, 3), np.uint8))
+    assert (plan.sizes, family.prompt(plan)) == (((112, 70),), "<|image_pad|>" * 8)
+    assert read("lighton_ocr", image={"patch_size": 28}).resolution.step == 28
+
+
+@pytest.mark.parametrize("size", [20, {"height": 14, "width": 28}, -14, "14"])
+def test_lighton_ocr_refuses_pictures_of_no_whole_patches(size: Any) -> None:
+    with pytest.raises(ModelError, match=r"^preprocessor_config\.json: patch_size is "):
+        read("lighton_ocr", image={"patch_size": size})

@@ -42,12 +42,38 @@ def test_sizes_are_those_of_the_reference() -> None:
                 match=f"scaled to {edge} pixels on its longer edge, the picture has none on the "
                 "other; crop it",
             ):
-                pictures.grid(height, width)
+                pictures.size(height, width)
             continue
-        rows, columns = pictures.grid(height, width)
-        assert (rows * factor, columns * factor) == expected, (height, width, edge, factor)
-        assert rows * columns <= pictures.max_tokens()
+        assert pictures.size(height, width) == expected, (height, width, edge, factor)
+        assert tokens_of(expected, factor) <= pictures.max_tokens()
     assert narrow
+
+
+def tokens_of(size: tuple[int, int], factor: int) -> int:
+    return size[0] // factor * (size[1] // factor)
+
+
+def test_sizes_that_are_no_whole_tokens() -> None:
+    """Rounded up to patches of 14 pixels where a token is 28, and at least one token."""
+    from transformers.models.pixtral.image_processing_pil_pixtral import (
+        get_resize_output_image_size,
+    )
+
+    rng = random.Random(0)
+    for _ in range(1000):
+        edge = rng.choice((84, 98, 224, 1540))
+        height, width = (int(10 ** rng.uniform(1.5, 3.0)) for _ in range(2))
+        expected = get_resize_output_image_size(
+            np.broadcast_to(np.uint8(0), (3, height, width)), edge, 14, "channels_first"
+        )
+        pictures = read_native(Settings(longest(edge), "preprocessor_config.json"), 28, 14)
+        actual = pictures.size(height, width)
+        assert actual == tuple(max(side, 28) for side in expected), (height, width, edge)
+        assert tokens_of(actual, 28) <= pictures.max_tokens()
+        few = pictures.size(height, width, Budget(max_tokens=5))
+        assert 1 <= tokens_of(few, 28) <= 5
+    plan = pictures.prepare(np.zeros((45, 60, 3), np.uint8))
+    assert (plan.sizes, plan.tokens) == (((70, 56),), 4)
 
 
 def test_pixels_are_those_of_the_reference() -> None:
@@ -88,7 +114,7 @@ def test_budgets(case: str) -> None:
         plan = pictures.prepare(np.zeros((*size, 3), np.uint8), budget)
         assert plan.tiles[0].shape == (3, grid[0] * 28, grid[1] * 28)
         assert plan.tokens == grid[0] * grid[1]
-        assert bool(plan.notes) == (grid != pictures.grid(*size))
+        assert bool(plan.notes) == (plan.sizes[0][::-1] != pictures.size(*size))
         assert grid[0] * grid[1] <= pictures.max_tokens(budget)
 
 
@@ -100,9 +126,9 @@ def test_what_a_note_says() -> None:
 def test_low_detail_is_at_most_256_tokens() -> None:
     pictures = read(**longest(1540))
     assert pictures.max_tokens() == 3025 and pictures.max_tokens(Budget(detail="low")) == 256
-    assert pictures.grid(1500, 1500, Budget(detail="low")) == (16, 16) and pictures.grid(
-        300, 300, Budget(detail="low")
-    ) == (11, 11)
+    low = Budget(detail="low")
+    assert pictures.size(1500, 1500, low) == (448, 448)
+    assert pictures.size(300, 300, low) == (308, 308)
 
 
 def test_budgets_hold_for_any_picture() -> None:
@@ -116,17 +142,17 @@ def test_budgets_hold_for_any_picture() -> None:
         )
         short = rng.randint(8, 900)
         height, width = rng.sample((short, int(short * 10 ** rng.uniform(0, 1.5))), 2)
-        rows, columns = pictures.grid(height, width, budget)
-        assert rows * columns <= pictures.max_tokens(budget)
+        tokens = tokens_of(pictures.size(height, width, budget), pictures.factor)
+        assert tokens <= pictures.max_tokens(budget)
         if high is None:
-            assert rows * columns >= (low or 1)
+            assert tokens >= (low or 1)
         else:
-            assert rows * columns <= high
+            assert tokens <= high
 
 
 def test_budgets_that_cannot_be_kept() -> None:
     with pytest.raises(OptionError, match="image_min_tokens 9 is more than image_max_tokens 8"):
-        read().grid(60, 60, Budget(9, 8))
+        read().size(60, 60, Budget(9, 8))
 
 
 def test_tiles_of_the_warm_up() -> None:

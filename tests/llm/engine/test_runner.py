@@ -23,11 +23,11 @@ from mtmd.llm.engine.engine import Engine
 from mtmd.llm.engine.prompt import Prompt
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
-from mtmd.llm.families.gemma3 import Gemma3Text
+from mtmd.llm.families.gemma import GemmaText
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.llm.state import PAGE
 
-FAMILY = Gemma3Text(
+FAMILY = GemmaText(
     width=32,
     ffn=48,
     heads=4,
@@ -43,13 +43,15 @@ FAMILY = Gemma3Text(
     softcap=None,
     final_softcap=None,
     tied=True,
+    norms_after=True,
+    norms_heads=True,
 )
 ON_HOST = Override.parse(r"^blk\.\d+\.(kv_store|keys|values|attn)$=cpu")
 PROMPT = [Span(tuple(range(5, 16)))]
 
 
 class Noise:
-    def __init__(self, family: Gemma3Text = FAMILY) -> None:
+    def __init__(self, family: GemmaText = FAMILY) -> None:
         self.shapes = {name: p.shape for name, p in family.parameters().items()}
 
     def type_of(self, name: str, dtype: torch.dtype) -> Type:

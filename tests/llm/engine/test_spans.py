@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mtmd.llm.engine.make_batch import _Making
-from mtmd.llm.engine.spans import Span, identities, lay_out
+from mtmd.llm.engine.spans import Span, blocks, cut, identities, lay_out
 
 
 def clip(*later: int | None, content: bytes = b"c") -> list[Span]:
@@ -62,3 +62,17 @@ def test_positions_have_the_type_of_indices_where_numpys_own_is_another(
     making = _Making(cache=None)  # type: ignore[arg-type]  # what is asked here needs none
     making.positions = [range(3), *(s.positions for s in spans if s.positions is not None)]
     assert making._all_positions().dtype == np.int64
+
+
+def test_a_block_of_several_spans() -> None:
+    """It is cut nowhere, and each of its tokens is known by all of it."""
+
+    def prompt(*last: int) -> list[Span]:
+        spans = [Span((1, 2, 3), block=True), Span((4, 5), block=True, joins=True)]
+        return [*spans, Span(last, block=True, joins=True), Span((9,))]
+
+    assert list(blocks(prompt(6))) == [(0, 6)]
+    assert [sum(map(len, batch)) for batch in cut(prompt(6), 4)] == [6, 1]
+    first, again, other = (list(identities(prompt(end))) for end in (6, 6, 7))
+    assert first == again and len(set(first)) == 7
+    assert set(first) & set(other) == {first[-1]}

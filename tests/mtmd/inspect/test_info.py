@@ -90,7 +90,7 @@ def test_a_folder(mtmd: Any, demo: Model) -> None:
         ("decoder", "BF16", "fp32", len(tensors) - 103),
     ]
     encoder, decoder = result["parts"]
-    assert (encoder["family"], decoder["family"]) == ("gemma3", "gemma3")
+    assert (encoder["family"], decoder["family"]) == ("gemma3", "gemma")
     assert (
         encoder["facts"]["vit.layers"] == 6
         and encoder["facts"]["vit.heads"] == 2

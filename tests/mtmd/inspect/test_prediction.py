@@ -296,7 +296,7 @@ def test_cards_and_shapes_are_listed(mtmd: Any) -> None:
         (("--target", "h100", "--tp", "0"), "tp"),
         (("--target", "h100", "--tp", "2", "--tensor-split", "1,2,3"), "one for each of tp's"),
         (("--target", "h100", "--tp", "2", "--save", "x"), "none of --memory"),
-        (("--memory", "24GiB"), "--memory is for a GPU that is not here"),
+        (("--memory", "24GiB"), "--memory is for a GPU that you do not have"),
         (("--random-weights", "gemma-3-4b", "-m", "x"), "expected one of them"),
         (("--weights", "Q9"), "weights: found 'Q9'"),
         (("--parallel", "2"), "--parallel is for a GPU"),

@@ -44,7 +44,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_calls_that_contradict_themselves(mtmd: Any, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").touch()
     for words, arguments in {
-        "--save is for a GPU that is not here": ("--save", tmp_path),
+        "--save is for a GPU that you do not have": ("--save", tmp_path),
         "save: found '', expected a folder": ("--target", "h100", "--save", ""),
         "--save is for": ("--save", ""),
         "target '': expected a card": ("--target", "", "--save", tmp_path),
