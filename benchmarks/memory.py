@@ -56,6 +56,9 @@ class RandomWeights:
     def quant(self, name: str) -> str | None:  # noqa: ARG002
         return None
 
+    def order(self, name: str) -> str | None:  # noqa: ARG002
+        return None
+
 
 def tower(layers: int, image_size: int = 896) -> Gemma3Vision:
     """The published Gemma 3 4B tower: 4,096 patches, 16 heads of 72."""

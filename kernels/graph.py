@@ -85,6 +85,11 @@ class WeightSource(Protocol):
         type, and rows of blocks as its shape.
         """
 
+    def order(self, name: str) -> str | None:
+        """The name of the parameter, int64 [K], that says in which order the blocks of a matrix
+        have its columns; None where it is their own.
+        """
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Node:

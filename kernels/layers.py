@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.adapter import A, Adapter, B
 from mtmd.kernels.dtype import name_of
@@ -39,6 +40,9 @@ class AdaptedWeights:
     def quant(self, name: str) -> str | None:
         return self.base.quant(name)
 
+    def order(self, name: str) -> str | None:
+        return self.base.order(name)
+
 
 class Weights:
     """Parameters as nodes, in the types their ops want. `dtype` is the compute type."""
@@ -46,6 +50,7 @@ class Weights:
     def __init__(self, source: WeightSource, dtype: torch.dtype):
         self.dtype, self.source = dtype, source
         self.applied: Sequence[AppliedAdapter] = ()
+        self._ordered: dict[tuple[Node, str], Node] = {}
         if isinstance(source, AdaptedWeights):  # nodes of all graphs are of one source
             self.source, self.applied = source.base, source.applied
 
@@ -59,7 +64,7 @@ class Weights:
         x [..., K], at.weight [N, K], quantized or not, at.bias [N] -> [..., N]
         """
         y = ops.matmul(
-            x,
+            self._in_order(x, f"{at}.weight"),
             self.tensor(f"{at}.weight"),
             self.tensor(f"{at}.bias") if bias else None,
             **self._quant(f"{at}.weight"),
@@ -77,6 +82,11 @@ class Weights:
         tokens [T], at.weight [V, D], quantized or not -> [T, D]
         """
         quant = self._quant(f"{at}.weight")
+        if self.source.order(f"{at}.weight"):
+            raise ModelError(
+                f"the columns of {at}.weight are in an order of their own, which is read for "
+                "products alone; use the original checkpoint, or a GGUF of it"
+            )
         attrs = {**quant, "dtype": name_of(self.dtype)} if quant else {}
         y = ops.embed(tokens, self.tensor(f"{at}.weight"), scale=scale, **attrs, name=at)
         for one in self.applied:
@@ -100,6 +110,20 @@ class Weights:
             eps=eps,
             name=at,
         )
+
+    def _in_order(self, x: Node, name: str) -> Node:
+        """x [..., K] with its columns in the order in which a parameter has them; once for all that
+        have the same.
+        """
+        order = self.source.order(name)
+        if order is None:
+            return x
+        if (x, order) not in self._ordered:
+            columns = ops.reshape(x, shape=(*x.shape, 1), name=f"{x.name}.columns")
+            at = weight(order, self.source, torch.int64)
+            taken = ops.take_rows(columns, at, name=order)
+            self._ordered[x, order] = ops.reshape(taken, shape=x.shape, name=f"{order}.rows")
+        return self._ordered[x, order]
 
     def _low_rank(self, adapter: Adapter, name: str) -> tuple[Node, Node]:
         return weight(name + A, adapter, self.dtype), weight(name + B, adapter, self.dtype)

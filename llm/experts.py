@@ -164,7 +164,8 @@ def expert_parameters(
             )
             ways.append(Stored(one, whole, partial(_part, which, parts), picks_rows=True))
             if turned:
-                ways.append(Stored(one, (e, shape[1], whole[1]), partial(_turned, which, parts)))
+                turn, take = partial(_turned, which, parts), partial(_part, which, parts)
+                ways.append(Stored(one, (e, shape[1], whole[1]), turn, turned=take))
         name, both = f"{at}.ffn_{part}_exps.weight", f"{at}.ffn_{fused}_exps.weight"
         gguf = (
             Stored((name,), (e, *shape)),

@@ -137,6 +137,9 @@ class Adapter:
     def quant(self, name: str) -> str | None:  # noqa: ARG002
         return None
 
+    def order(self, name: str) -> str | None:  # noqa: ARG002
+        return None
+
     def merged(self, weight: str, scale: float, value: Tensor) -> Tensor:
         """A parameter's fp32 value with the change in it, `scale` times."""
         target = self.targets[weight]

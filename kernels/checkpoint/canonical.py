@@ -25,11 +25,25 @@ PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 PLAIN_KINDS = ("F32", "BF16", "F16", "F64")
 
 
+@dataclass(frozen=True)
+class Rearranged:
+    """Rows of blocks, uint8 [..., row_bytes], of a tensor that is stored in another arrangement:
+    `read` gives them in the block type `kind`. `order`, int32 [K]: the columns of the tensor in
+    the order of the blocks' values, None where that is theirs.
+    """
+
+    kind: str
+    read: Callable[[], torch.Tensor]
+    order: torch.Tensor | None = None
+
+
 class WeightFile(Protocol):
     """A file of named tensors whose shapes can be read without their values. A tensor of a block
     type has its logical shape and torch.uint8 as `meta`, the type's name as `kind`, and rows of
     bytes as values; the `kind` of others is no block type's name. One that is stored in another
-    quantized form is read as values, with the form's name as `kind`.
+    quantized form is read as values, with the form's name as `kind`; `rearranged` gives it as
+    blocks, where it can be had so: with its columns in another order, or, if `turned`, with the
+    rows and columns of its matrices exchanged.
     """
 
     canonical: bool
@@ -42,6 +56,7 @@ class WeightFile(Protocol):
     def kind(self, name: str) -> str: ...
     def stored_bytes(self, name: str) -> int: ...
     def read(self, name: str) -> torch.Tensor: ...
+    def rearranged(self, name: str, turned: bool) -> Rearranged | None: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +66,9 @@ class Stored:
 
     `picks_rows`: `convert` takes whole rows of its tensors as they are, which it can do where they
     are rows of blocks, too; and, if `runs` is not 0, moves runs of so many values within rows.
-    `invert` makes the tensors out of the parameter, for files that are written so.
+    `invert` makes the tensors out of the parameter, for files that are written so. Where `convert`
+    exchanges rows and columns of matrices, `turned` does the rest of it with whole rows of those
+    that are exchanged already, rows of blocks among them.
     """
 
     names: tuple[str, ...]
@@ -60,6 +77,7 @@ class Stored:
     picks_rows: bool = False
     runs: int = 0
     invert: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
+    turned: Callable[..., torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +161,12 @@ class CanonicalWeights:
             self._stored[name] = (fitting or present_ways)[0]
             for source in self._stored[name].names:
                 self._check(source, self._stored[name].shape)
-        self._kinds = {name: self._block_type(stored) for name, stored in self._stored.items()}
+        self._blocks = {
+            name: blocks
+            for name, stored in self._stored.items()
+            if (blocks := self._as_blocks(stored, len(parameters[name].shape)))
+        }
+        self._orders, self._columns = self._find_orders()
 
     def _check(self, source: str, expected: Shape) -> None:
         shape, dtype = self._file.meta(source)
@@ -198,16 +221,60 @@ class CanonicalWeights:
         return list(tensors.values())
 
     def quant(self, name: str) -> str | None:
-        return self._kinds[name] if self._keeps_blocks else None
+        return self._blocks[name][0].kind if self._keeps_blocks and name in self._blocks else None
 
-    def _block_type(self, stored: Stored) -> str | None:
-        """The block type in which the kernels take a parameter as it is stored."""
-        kind, *others = {self._file.kind(source) for source in stored.names}
-        if others or kind not in NATIVE or len(stored.shape) < 2:
+    def order(self, name: str) -> str | None:
+        """The name by which `read` gives the order of columns, int64 [K], in which the blocks of a
+        parameter have their values; None where it is the parameter's own. Parameters of one layer
+        share it.
+        """
+        return self._orders.get(name) if self._keeps_blocks else None
+
+    def _as_blocks(self, stored: Stored, dims: int) -> list[Rearranged] | None:
+        """The rows of blocks that a parameter of so many dimensions is made of, where the kernels
+        take it as it is stored.
+        """
+        if len(stored.shape) < 2:
             return None
-        if stored.convert and not stored.picks_rows:
+        if stored.convert and not stored.picks_rows and not stored.turned:
             return None
-        return None if stored.runs % BLOCKS[kind].values else kind
+        blocks = [self._rows(source, stored.turned is not None) for source in stored.names]
+        rows = [one for one in blocks if one is not None]
+        if len(rows) < len(blocks) or len({one.kind for one in rows}) > 1:
+            return None
+        order = rows[0].order
+        if order is None:
+            alike = all(one.order is None for one in rows)
+        else:
+            # Products gather their inputs in that order; experts share theirs with each other.
+            alike = dims == 2 and not stored.runs
+            alike = alike and all(
+                one.order is not None and torch.equal(one.order, order) for one in rows
+            )
+        return rows if alike and stored.runs % BLOCKS[rows[0].kind].values == 0 else None
+
+    def _rows(self, source: str, turned: bool) -> Rearranged | None:
+        kind = self._file.kind(source)
+        if kind in NATIVE and not turned:
+            return Rearranged(kind, partial(self._file.read, source))
+        rows = self._file.rearranged(source, turned)
+        return rows if rows and rows.kind in NATIVE else None
+
+    def _find_orders(self) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+        """Names of orders by parameter, and the orders: one for those in a layer that are equal."""
+        names, orders = dict[str, str](), dict[str, torch.Tensor]()
+        for name, (rows, *_) in self._blocks.items():
+            if rows.order is None:
+                continue
+            layer = name.rpartition(".")[0].rpartition(".")[0]
+            for known, order in orders.items():
+                if known.startswith(f"{layer}.") and torch.equal(order, rows.order):
+                    names[name] = known
+                    break
+            else:
+                names[name] = f"{name}.order"
+                orders[names[name]] = rows.order
+        return names, orders
 
     def as_gguf(self) -> CanonicalWeights:
         """The same in the names and layouts in which a GGUF is written: the first of each
@@ -260,16 +327,21 @@ class CanonicalWeights:
         return other
 
     def type_of(self, name: str, dtype: torch.dtype) -> Type:
+        if name in self._columns:
+            return Type.contiguous(self._columns[name].shape, torch.int64)
         shape, kind = self._parameters[name].shape, self.quant(name)
         if kind:
             return Type.contiguous((*shape[:-1], row_bytes(kind, shape[-1])), torch.uint8)
         return Type.contiguous(shape, dtype)
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        if name in self._columns:
+            return self._columns[name].long()
         stored = self._stored[name]
         if self.quant(name):
-            rows = [self._file.read(source) for source in stored.names]
-            return (stored.convert(*rows) if stored.convert else rows[0]).contiguous()
+            rows = [one.read() for one in self._blocks[name]]
+            convert = stored.turned or stored.convert
+            return (convert(*rows) if convert else rows[0]).contiguous()
         tensors = [self._values(source) for source in stored.names]
         tensor = stored.convert(*tensors) if stored.convert else tensors[0]
         for change in self._changes.get(name, ()):

@@ -126,6 +126,9 @@ class GgufFile:
             return data.view(DTYPES[entry.kind]).view(entry.shape)
         return data.view(*entry.shape[:-1], row_bytes(entry.kind, entry.shape[-1]))
 
+    def rearranged(self, name: str, turned: bool) -> None:
+        """Return None: every tensor is stored as it is read."""
+
     def _find(self, name: str) -> tuple[_Part, Entry]:
         if name not in self._where:
             raise ModelError(

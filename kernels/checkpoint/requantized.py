@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 
 import torch
 
-from mtmd.kernels.checkpoint.canonical import PLAIN_KINDS, CanonicalWeights
+from mtmd.kernels.checkpoint.canonical import PLAIN_KINDS, CanonicalWeights, Rearranged
 from mtmd.kernels.checkpoint.gguf_file import DTYPES
 from mtmd.kernels.graph import Shape
 from mtmd.kernels.quantization.blocks import BLOCKS, dequantize, row_bytes
@@ -76,8 +77,12 @@ class Requantized:
         if len(self._source.shapes[name]) < 2:
             return "F32"  # norms may be computed from what is stored
         file, stored = self._source.file, self._source.stored[name]
-        kind = self._source.quant(name) or file.kind(stored.names[0])
-        return kind if kind in DTYPES or self._source.quant(name) else "F32"
+        kind = self._quant(name) or file.kind(stored.names[0])
+        return kind if kind in DTYPES or self._quant(name) else "F32"
+
+    def _quant(self, name: str) -> str | None:
+        """The block type of a parameter that the source has as it is."""
+        return None if self._source.order(name) else self._source.quant(name)
 
     def stored_bytes(self, name: str) -> int:
         """Size of one tensor in the type in which it is read."""
@@ -88,7 +93,7 @@ class Requantized:
 
     def read(self, name: str) -> torch.Tensor:
         kind = self.kind(name)
-        if self._source.quant(name) == kind:
+        if self._quant(name) == kind:
             return self._source.read(name, torch.uint8)
         if kind not in BLOCKS:
             return self._plain.read(name, DTYPES[kind])
@@ -98,6 +103,14 @@ class Requantized:
             lost = dequantize(rows, kind).sub_(values)
             self._errors[name] = _square(lost), _square(values)
         return rows
+
+    def rearranged(self, name: str, turned: bool) -> Rearranged | None:  # noqa: ARG002
+        """Return what the source has in another order of columns, if it is not to change."""
+        order, kind = self._source.order(name), self._source.quant(name)
+        if order is None or kind is None or name in self._types:
+            return None
+        read = partial(self._source.read, name, torch.uint8)
+        return Rearranged(kind, read, self._source.read(order, torch.int64))
 
     def _was_quantized(self, name: str) -> bool:
         return any(

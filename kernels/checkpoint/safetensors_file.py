@@ -140,6 +140,9 @@ class SafetensorsWeights:
         # The format does not promise alignment, kernels need it.
         return tensor if tensor.data_ptr() % tensor.element_size() == 0 else tensor.clone()
 
+    def rearranged(self, name: str, turned: bool) -> None:
+        """Return None: every tensor is stored as it is read."""
+
     def _find(self, name: str) -> tuple[Path, _Entry]:
         if name not in self._where:
             raise ModelError(

@@ -47,6 +47,9 @@ class Slice:
     def quant(self, name: str) -> str | None:
         return self.source.quant(name)
 
+    def order(self, name: str) -> str | None:
+        return self.source.order(name)
+
 
 class Slices:
     """Each once, so that plans share what they read."""

@@ -579,6 +579,9 @@ def _emit_take(low: Lowering, node: Node, inputs: Operands) -> None:
 
 def _take(low: Lowering, node: Node, x: Node, locations: Node, scale: float) -> None:
     size = x.shape[-1]
+    if size == 1 and scale == 1.0:
+        _take_each(low, node, x, locations)
+        return
     address = compile_kernel(rows.emit_take, name_of(x), name_of(node), scale != 1.0)
     args: list[Location] = [
         low.location(x),
@@ -590,6 +593,17 @@ def _take(low: Lowering, node: Node, x: Node, locations: Node, scale: float) -> 
     args += [size, size, bits(scale), locations.shape[0], *(batches[0] or [0])]
     units = prod(x.shape[:-2]) * locations.shape[0]
     low.add(address, args, units, max(WORTH // size, 1), node.name)
+
+
+def _take_each(low: Lowering, node: Node, x: Node, locations: Node) -> None:
+    """Rows of a single value: columns of what is seen as a matrix."""
+    count = locations.shape[0]
+    _, batches = leading(x.shape[:-2], x.type.strides[:-2])
+    args: list[Location] = [low.location(x), x.type.strides[-2], low.location(locations)]
+    args += [low.make(node), count, *(batches[0] or [0])]
+    units = prod(x.shape[:-2]) * -(-count // rows.BLOCK)
+    address = compile_kernel(rows.emit_take_each, name_of(x), name_of(node))
+    low.add(address, args, units, max(WORTH // min(count, rows.BLOCK), 1), node.name)
 
 
 def _rejects_put(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001

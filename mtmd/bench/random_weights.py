@@ -78,6 +78,9 @@ class RandomFile:
         )
         return blocks.view(*shape[:-1], row_bytes(kind, shape[-1]))
 
+    def rearranged(self, name: str, turned: bool) -> None:
+        """Return None: every tensor is stored as it is read."""
+
 
 def text_kinds(weights: str, parameters: Mapping[str, Parameter]) -> Callable[[str, Shape], str]:
     """Return which type each tensor of a decoder has in this mixture. Raises OptionError for one

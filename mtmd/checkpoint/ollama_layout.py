@@ -109,6 +109,9 @@ class View:
             tensors = [dequantize(t, k) if k in BLOCKS else t.float() for t, k in pairs]
         return piece.convert(*tensors).contiguous()
 
+    def rearranged(self, name: str, turned: bool) -> None:
+        """Return None: every tensor is stored as it is read."""
+
     def _piece(self, name: str) -> _Piece | str:
         if name not in self._pieces:
             raise ModelError(

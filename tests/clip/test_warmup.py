@@ -71,6 +71,9 @@ class Noise:
     def quant(self, name: str) -> str | None:  # noqa: ARG002
         return None
 
+    def order(self, name: str) -> str | None:  # noqa: ARG002
+        return None
+
 
 def encoder(
     scenario: str, weights: Noise | None = None, dtype: torch.dtype = torch.float32

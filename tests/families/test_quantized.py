@@ -16,10 +16,12 @@ import torch
 from common import Oracle, literal, picture
 from gemma3 import gemma3
 from llava import llava
+from published import published
 from quantized_files import FORMATS
 from qwen2_vl import qwen2_5_vl
 from qwen3_5 import TEXT as QWEN3_5
 from qwen3_5 import qwen3_5
+from qwen3_vl import qwen3_vl
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -122,8 +124,48 @@ MORE = ("nf4-nested", "bnb-int8", "mlx", "mlx-8")
 @pytest.mark.parametrize("name", [*NAMES, *MORE])
 @pytest.mark.parametrize("oracle", FAMILIES, indirect=True)
 def test_greedy_tokens(oracle: Oracle, name: str) -> None:
-    stored, values = quantized(oracle.folder, name)
+    same_tokens(oracle, *quantized(oracle.folder, name), name)
+
+
+@pytest.mark.parametrize("name", ["gptq-order", "int4-order"])
+@pytest.mark.parametrize("oracle", ["qwen2_5_vl"], indirect=True)
+def test_columns_in_an_order_of_their_own(oracle: Oracle, name: str) -> None:
+    same_tokens(oracle, *quantized(oracle.folder, name), name)
+
+
+def test_stacked_experts_as_published(tmp_path: Path) -> None:
+    """Qwen3-VL's experts are [E, in, out], and so are the blocks of their FP8 files."""
+    rotary = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5]}
+    text = WIDE | {
+        "hidden_size": 192,
+        "moe_intermediate_size": 128,
+        "rope_parameters": rotary | {"mrope_interleaved": True},
+    }
+    oracle = published(lambda f: qwen3_vl(f, experts=True, text=text), transposed=True)(
+        tmp_path / "model"
+    )
+    stored, values = dict[str, Tensor](), load_file(oracle.folder / "model.safetensors")
+    for key, weight in values.items():
+        stored[key] = weight
+        if ".experts." in key:
+            made = [FORMATS["fp8"].quantize(expert) for expert in weight]
+            stored[key] = torch.stack([held["weight"] for held, _ in made])
+            scales = [held["weight_scale_inv"] for held, _ in made]
+            stored[f"{key}_scale_inv"] = torch.stack(scales)
+            # transformers 5 has rows of outputs
+            values[key] = torch.stack([value for _, value in made]).transpose(1, 2).contiguous()
+    same_tokens(
+        oracle,
+        write(oracle.folder, "stored", stored, FORMATS["fp8"].settings),
+        write(oracle.folder, "values", values),
+        "fp8",
+    )
+
+
+def same_tokens(oracle: Oracle, stored: Path, values: Path, name: str) -> None:
+    """Greedy tokens of transformers with the values, by the weights as they are stored."""
     model = load(stored, device="cpu", dtype="fp32")
+    assert name == TOWER or not model.warmup_report.dequantized
     file = model.checkpoint.text_weights.file
     assert isinstance(file, QuantizedWeights) and file.quantized == FORMATS[name].label
     pixels = picture(5, 60, 44)

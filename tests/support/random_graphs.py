@@ -47,6 +47,9 @@ class Source:
     def quant(self, name: str) -> str | None:  # noqa: ARG002
         return None
 
+    def order(self, name: str) -> str | None:  # noqa: ARG002
+        return None
+
 
 def device(name: str, *rules: str) -> Limited:
     """A device of its own memory that refuses by `rules`."""

@@ -39,6 +39,9 @@ class Source:
     def quant(self, name: str) -> str | None:  # noqa: ARG002
         return None
 
+    def order(self, name: str) -> str | None:  # noqa: ARG002
+        return None
+
 
 class Maker:
     """One random graph: its `outputs`, `batch` and weights."""

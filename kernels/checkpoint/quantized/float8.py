@@ -40,9 +40,14 @@ def find(parts: Parts, scheme: Scheme) -> Iterator[Packed]:
             forms[form] = 1, group, f"groups of {group}"
         parts.expect(scale, name, DTYPES, *forms)
         per, group, label = forms[form]
-        layout = Layout("F8_64", shape[-1], group)
+        (*outer, n, k), names, label = shape, (name, scale), f"FP8, {label}"
+        layout, other = Layout("F8_64", k, group), Layout("F8_64", n, per)
+        turned = None
+        if other.is_whole and len(shape) > 2:  # stacked experts
+            open = _opener(parts, name, scale, (*outer, k, n), group, other.groups, turned=True)
+            turned = Packed(name, (*outer, k, n), other, "FP8", label, names, open)
         open = _opener(parts, name, scale, shape, per, layout.groups)
-        yield Packed(name, shape, layout, "FP8", f"FP8, {label}", (name, scale), open)
+        yield Packed(name, shape, layout, "FP8", label, names, open, turned=turned)
 
 
 def _forms(shape: Shape, blocks: list[tuple[int, ...]]) -> dict[Shape, tuple[int, int, str]]:
@@ -70,23 +75,41 @@ def _blocks(settings: Settings) -> list[tuple[int, ...]]:
 
 
 def _opener(
-    parts: Parts, name: str, scale: str, shape: Shape, per: int, groups: int
+    parts: Parts,
+    name: str,
+    scale: str,
+    shape: Shape,
+    per: int,
+    groups: int,
+    *,
+    turned: bool = False,
 ) -> Callable[[], Part]:
-    """`per` rows of each of the outer matrices share a row of scales."""
+    """Open a tensor of logical `shape`, of which `per` rows of each matrix share a row of scales;
+    with `turned`, rows and columns are exchanged in codes and scales.
+    """
+    n, k = shape[-2:]
+    each = -(-n // per)
 
     def open() -> Part:
-        codes = parts.read(name).view(torch.uint8).view(-1, shape[-1])
-        scales = header(parts.finite(scale).reshape(-1, groups))
-        n = shape[-2]
-        each = -(-n // per)
-        assert len(scales) == prod(shape[:-2]) * each
+        codes = parts.read(name).view(torch.uint8)
+        scales = parts.finite(scale).reshape(-1, *((groups, each) if turned else (each, groups)))
+        codes = codes.reshape(-1, *((k, n) if turned else (n, k)))
+        if turned:
+            codes, scales = codes.transpose(1, 2), scales.transpose(1, 2)
+        heads = header(scales)
+        assert len(heads) == len(codes) == prod(shape[:-2])
 
         def part(start: int, stop: int) -> tuple[Tensor, Tensor]:
-            at = torch.arange(start, stop)
-            index = at.div(n, rounding_mode="floor") * each + (at % n).div_(
-                per, rounding_mode="floor"
-            )
-            return codes[start:stop], scales[index]
+            pieces = []
+            while start < stop:  # rows of one matrix at a time
+                at, row = divmod(start, n)
+                last = min(row + stop - start, n)
+                index = torch.arange(row, last).div_(per, rounding_mode="floor")
+                pieces.append((codes[at, row:last], heads[at, index]))
+                start += last - row
+            if len(pieces) == 1:
+                return pieces[0]
+            return torch.cat([c for c, _ in pieces]), torch.cat([h for _, h in pieces])
 
         return part
 

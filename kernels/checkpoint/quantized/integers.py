@@ -79,7 +79,7 @@ def group_order(parts: Parts, name: str, width: int, group: int) -> Tensor | Non
             f"{parts.where}: tensor {name} does not put {group} columns into each group from 0 to "
             f"{int(expected[-1])}; fetch the checkpoint again"
         )
-    return order
+    return order.int()
 
 
 def heads(scales: Tensor, zeros: Tensor | int) -> Tensor:

@@ -31,7 +31,7 @@ Part = Callable[[int, int], tuple[Tensor, Tensor]]
 @dataclass(frozen=True)
 class Layout:
     """Rows of `width` values as blocks of a type; `group` values next to each other have the same
-    head, in the order of columns `order` if that is not theirs.
+    head, in the order of columns `order`, int32 [width], if that is not theirs.
     """
 
     kind: str
@@ -46,20 +46,21 @@ class Layout:
 
     @property
     def is_whole(self) -> bool:
-        """True where a row is whole blocks, each within one group."""
+        """True where a row, with its columns in order, is whole blocks, each within one group."""
         values = BLOCKS[self.kind].values
-        one = self.group % values == 0 or self.groups == 1
-        return self.width % values == 0 and one and self.order is None
+        return self.width % values == 0 and (self.group % values == 0 or self.groups == 1)
 
     def pack(self, codes: Tensor, heads: Tensor) -> Tensor:
-        """Rows of blocks, uint8 [n, row_bytes]; where they are no whole ones the values, fp32 [n,
-        K].
-        """
+        """Rows of whole blocks, uint8 [n, row_bytes], their values in order."""
         values = BLOCKS[self.kind].values
-        if self.is_whole:
-            at = torch.arange(0, self.width, values).div_(self.group, rounding_mode="floor")
-            return rows(heads if self.group == values else heads[:, at], self._codes(codes))
+        at = torch.arange(0, self.width, values).div_(self.group, rounding_mode="floor")
+        codes = codes if self.order is None else codes[:, self.order]
+        return rows(heads if self.group == values else heads[:, at], self._codes(codes))
+
+    def values(self, codes: Tensor, heads: Tensor) -> Tensor:
+        """The values of rows, fp32 [n, K], their columns where they belong."""
         # Each group is filled up to whole blocks, and what was added cut off again.
+        values = BLOCKS[self.kind].values
         groups, full = self.groups, -(-self.group // values) * values
         codes = codes if self.order is None else codes[:, self.order]
         codes = pad(codes, (0, groups * self.group - self.width)).unflatten(1, (groups, -1))
@@ -80,7 +81,8 @@ class Layout:
 class Packed:
     """A tensor of logical `shape` that the file holds as its `parts`. `form` names how, in a word
     that is no block type's; `label` in a few. `open` reads the parts; rows are then packed in
-    multiples of `step`.
+    multiples of `step`. `turned`: the same with rows and columns of its matrices exchanged, where
+    those are whole blocks, too.
     """
 
     name: str
@@ -91,19 +93,32 @@ class Packed:
     parts: tuple[str, ...]
     open: Callable[[], Part]
     step: int = 1
+    turned: Packed | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """True where its rows are whole blocks with the columns where they belong."""
+        return self.layout.is_whole and self.layout.order is None
 
     def read(self) -> Tensor:
-        """Rows of blocks, uint8 [*shape[:-1], row_bytes], or values, fp32 of `shape`."""
-        with one_thread():  # steps are short: threads would wait for each other
-            return self._read()
+        """Rows of whole blocks, uint8 [*shape[:-1], row_bytes], their values in order."""
+        return self._read(self.layout.pack)
 
-    def _read(self) -> Tensor:
+    def read_values(self) -> Tensor:
+        """Values, fp32 of `shape`."""
+        return self._read(self.layout.values)
+
+    def _read(self, pack: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        with one_thread():  # steps are short: threads would wait for each other
+            return self._packed(pack)
+
+    def _packed(self, pack: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         part, count = self.open(), prod(self.shape[:-1])
         step = max(CHUNK_VALUES // self.layout.width // self.step, 1) * self.step
         out: Tensor | None = None
         for start in range(0, count, step):
             stop = min(start + step, count)
-            packed = self.layout.pack(*part(start, stop))
+            packed = pack(*part(start, stop))
             if out is None:
                 out = packed if stop == count else packed.new_empty((count, packed.shape[1]))
             if out is not packed:

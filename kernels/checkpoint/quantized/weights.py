@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 
 import torch
 
 from mtmd.base.errors import ModelError
+from mtmd.kernels.checkpoint.canonical import Rearranged
 from mtmd.kernels.checkpoint.quantized import bitsandbytes, compressed, float4, float8, gptq, mlx
 from mtmd.kernels.checkpoint.quantized.parts import Packed, Parts
 from mtmd.kernels.checkpoint.quantized.scheme import Scheme
@@ -77,14 +79,14 @@ class QuantizedWeights:
         """The logical shape, and the dtype that `read` gives: uint8 for rows of blocks."""
         if name in self._packed:
             packed = self._packed[name]
-            return packed.shape, torch.uint8 if packed.layout.is_whole else torch.float32
+            return packed.shape, torch.uint8 if packed.is_plain else torch.float32
         return self._file.meta(name)
 
     def kind(self, name: str) -> str:
         """The block type; where rows are no whole blocks the form in which they are stored."""
         if name in self._packed:
             packed = self._packed[name]
-            return packed.layout.kind if packed.layout.is_whole else packed.form
+            return packed.layout.kind if packed.is_plain else packed.form
         return self._file.kind(name)
 
     def form(self, name: str) -> str:
@@ -103,7 +105,21 @@ class QuantizedWeights:
         if name not in self._packed:
             return self._file.read(name)
         packed = self._packed[name]
-        rows = packed.read()
+        return self._read(packed, packed.read if packed.is_plain else packed.read_values)
+
+    def rearranged(self, name: str, turned: bool) -> Rearranged | None:
+        packed = self._packed.get(name)
+        if packed is None or not packed.layout.is_whole:
+            return None
+        if turned:
+            if packed.turned is None:
+                return None
+            packed = packed.turned
+        read = partial(self._read, packed, packed.read)
+        return Rearranged(packed.layout.kind, read, packed.layout.order)
+
+    def _read(self, packed: Packed, read: Callable[[], torch.Tensor]) -> torch.Tensor:
+        rows = read()
         for part in packed.parts:  # which would stay in memory beside the rows
             release_pages(self._file.read(part))
         return rows

@@ -215,6 +215,23 @@ def emit_take(e: Emitter, x: str, out: str, scaled: bool) -> None:
             e.write(out_ptr, out, unit * out_stride + c, value, mask)
 
 
+def emit_take_each(e: Emitter, x: str, out: str) -> None:
+    """out[b, t] = x[b, at[t]] of single values
+
+    args: x, x stride, at (int64), out, values taken of each b, x stride of b. Units: b times blocks
+    of values.
+    """
+    x_ptr, stride, at = e.arg_ptr(0), e.arg(1), e.arg_ptr(2)
+    out_ptr, count, batch = e.arg_ptr(3), e.arg(4), e.arg(5)
+    blocks = (count + (BLOCK - 1)) // BLOCK
+    with e.loop(e.first, e.last) as unit:
+        outer, block = _two(unit, blocks)
+        stop = block * BLOCK + BLOCK
+        with e.loop(block * BLOCK, e.select(stop < count, stop, count)) as t:
+            value = e.read(x_ptr, x, outer * batch + e.load(at, I64, t) * stride)
+            e.write(out_ptr, out, outer * count + t, value)
+
+
 def emit_put(e: Emitter, rows: str, x: str, add: bool) -> None:
     """x[at[m]] = rows[m], or += where `add`
 

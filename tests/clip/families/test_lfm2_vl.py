@@ -82,6 +82,9 @@ class Noise:
     def quant(self, name: str) -> str | None:  # noqa: ARG002
         return None
 
+    def order(self, name: str) -> str | None:  # noqa: ARG002
+        return None
+
 
 def encoder(*rules: str, flash: str = "on") -> Encoder:
     return Encoder(

@@ -4,6 +4,8 @@ none left over.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.canonical import (
     CanonicalWeights,
     Parameter,
+    Rearranged,
     Stored,
     adjacent_pairs,
     check_no_extra,
@@ -54,6 +57,9 @@ class File:
     def read(self, name: str) -> Tensor:
         self.reads.append(name)
         return self.tensors[name]
+
+    def rearranged(self, name: str, turned: bool) -> None:  # noqa: ARG002
+        return None
 
 
 def test_a_parameter_is_found_under_the_first_name_there_is():
@@ -205,6 +211,49 @@ def test_blocks_stay_as_they_are_where_nothing_is_to_be_converted():
     assert [(d.name, d.kind, d.stored_bytes, d.values) for d in weights.dequantized] == [
         ("v.b", "Q8_0", rows.numel(), 256)
     ]
+
+
+def test_orders_of_columns_are_those_of_a_layer():
+    """Parameters that are made of others in one order have blocks; products share the order."""
+    first, second = torch.tensor([2, 0, 1, 3]).repeat(8).argsort(stable=True), torch.arange(32)
+    orders = {name: (second if name in "df" else first).int() for name in "abcdefg"}
+
+    class Ordered(File):
+        def rearranged(self, name: str, turned: bool) -> Rearranged | None:
+            if turned or name not in orders:
+                return None
+            return Rearranged("Q8_0", lambda: torch.zeros(2, 34, dtype=torch.uint8), orders[name])
+
+    file = Ordered(**dict.fromkeys("abcdefg", torch.ones(2, 32)))
+    both = partial(Parameter, (4, 32), ())
+    parameters = {
+        "blk.0.a.weight": Parameter((2, 32), ("a",)),
+        "blk.0.b.weight": Parameter((2, 32), ("b",)),
+        "blk.0.d.weight": Parameter((2, 32), ("d",)),
+        "blk.1.c.weight": Parameter((2, 32), ("c",)),
+        "blk.1.e.weight": both(others=(Stored(("c", "e"), (2, 32), _rows, picks_rows=True),)),
+        "blk.1.f.weight": both(others=(Stored(("e", "f"), (2, 32), _rows, picks_rows=True),)),
+        "blk.1.g.weight": Parameter((2, 32), ("g",), runs=32, picks_rows=True, convert=_rows),
+    }
+    weights = CanonicalWeights(file, parameters, "file")
+    assert {name: weights.order(name) for name in parameters} == {
+        "blk.0.a.weight": "blk.0.a.weight.order",
+        "blk.0.b.weight": "blk.0.a.weight.order",
+        "blk.0.d.weight": "blk.0.d.weight.order",
+        "blk.1.c.weight": "blk.1.c.weight.order",
+        "blk.1.e.weight": "blk.1.c.weight.order",
+        "blk.1.f.weight": None,
+        "blk.1.g.weight": None,
+    }
+    assert weights.quant("blk.1.e.weight") == "Q8_0" and weights.quant("blk.1.f.weight") is None
+    read = weights.read("blk.0.a.weight.order", torch.int64)
+    assert torch.equal(read, first) and read.dtype == torch.int64
+    assert weights.type_of("blk.0.a.weight.order", torch.int64) == Type.of(read)
+    assert weights.without_blocks().order("blk.0.a.weight") is None
+
+
+def _rows(*tensors: Tensor) -> Tensor:
+    return torch.cat(tensors)
 
 
 def test_rows_of_adjacent_pairs():

@@ -39,6 +39,9 @@ class Stored:
     def quant(self, name: str) -> str | None:  # noqa: ARG002
         return None
 
+    def order(self, name: str) -> str | None:  # noqa: ARG002
+        return None
+
 
 def given(name: str, value: Tensor) -> Node:
     return Node("input", (), Type.of(value), {"fill": lambda b: b[name]}, name)
@@ -194,6 +197,10 @@ def test_rows(dtype: torch.dtype) -> None:
     check("take_rows", [x, locations])
     check("take_rows", [rand(1, 7, 37, dtype=dtype), locations])
     check("take_rows", [rand(5, 7, 37, dtype=dtype), locations])
+    columns = torch.randperm(700)
+    check("take_rows", [rand(700, 1, dtype=dtype), columns])
+    check("take_rows", [rand(5, 700, 1, dtype=dtype), columns])
+    check("take_rows", [rand(5, 900, 1, dtype=dtype)[:, :700], columns])
     check("embed", [locations, x], [1])
     check("embed", [locations, x], [1], scale=24.3)
     check("place_rows", [x, rand(3, 37, dtype=dtype), locations])

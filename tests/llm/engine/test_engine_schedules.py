@@ -112,6 +112,9 @@ class Noise:
     def quant(self, name: str) -> str | None:  # noqa: ARG002
         return None
 
+    def order(self, name: str) -> str | None:  # noqa: ARG002
+        return None
+
 
 def engine(name: str, pages: int | None = None, device: Backend | None = None) -> Engine:
     """On a CPU, or on a device and what it refuses there."""

@@ -66,6 +66,9 @@ class Noise:
     def quant(self, name: str) -> str | None:  # noqa: ARG002
         return None
 
+    def order(self, name: str) -> str | None:  # noqa: ARG002
+        return None
+
 
 def runner(context: int = 64, rules: tuple[str, ...] = (), **chosen: Any) -> Runner:
     backends: list[Backend] = (

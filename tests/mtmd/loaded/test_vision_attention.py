@@ -68,6 +68,9 @@ class Noise:
     def quant(self, name):  # noqa: ARG002
         return None
 
+    def order(self, name):  # noqa: ARG002
+        return None
+
 
 class Card(Gpu):
     """Its kernels run in Triton's interpreter."""

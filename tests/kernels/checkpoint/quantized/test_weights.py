@@ -76,3 +76,30 @@ def test_one_group_in_a_row(name: str, tmp_path: Path) -> None:
     form, weight = FORMATS[name], torch.randn(64, 128, generator=torch.Generator().manual_seed(1))
     held, expected = form.quantize(weight)
     assert error(values(opened(folder(tmp_path, form.settings, held))), expected) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["gptq-order", "int4-order"])
+def test_blocks_with_columns_in_another_order(name: str, tmp_path: Path) -> None:
+    form, weight = FORMATS[name], torch.randn(64, 256, generator=torch.Generator().manual_seed(1))
+    held, expected = form.quantize(weight)
+    file = opened(folder(tmp_path, form.settings, held))
+    rows = file.rearranged(f"{NAME}.weight", turned=False)
+    assert rows is not None and rows.kind == "U4_64" and rows.order is not None
+    assert error(dequantize(rows.read(), rows.kind), expected[:, rows.order]) < 1e-9
+    assert file.rearranged(f"{NAME}.weight", turned=True) is None
+    assert file.rearranged("norm.weight", turned=False) is None
+
+
+def test_stacked_matrices_with_rows_and_columns_exchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mtmd.kernels.checkpoint.quantized.parts.CHUNK_VALUES", 40 * 256)
+    form, weight = FORMATS["fp8"], torch.randn(3, 256, 192).mul_(torch.rand(3, 1, 192))
+    made = [form.quantize(expert) for expert in weight]
+    held = {part: torch.stack([h[part] for h, _ in made]) for part in made[0][0]}
+    file = opened(folder(tmp_path, form.settings, held))
+    rows = file.rearranged(f"{NAME}.weight", turned=True)
+    assert rows is not None and rows.kind == "F8_64" and rows.order is None
+    expected = torch.stack([value for _, value in made]).transpose(1, 2)
+    assert error(dequantize(rows.read(), rows.kind), expected) < 1e-9
+    assert error(values(file), expected.transpose(1, 2)) < 1e-9

@@ -40,6 +40,9 @@ class Source:
     def quant(self, name: str) -> str | None:  # noqa: ARG002
         return None
 
+    def order(self, name: str) -> str | None:  # noqa: ARG002
+        return None
+
 
 SOURCE = Source()
 
