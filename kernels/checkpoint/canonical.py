@@ -255,6 +255,8 @@ class CanonicalWeights:
 
     def _rows(self, source: str, turned: bool) -> Rearranged | None:
         kind = self._file.kind(source)
+        if kind in PLAIN_KINDS:
+            return None
         if kind in NATIVE and not turned:
             return Rearranged(kind, partial(self._file.read, source))
         rows = self._file.rearranged(source, turned)

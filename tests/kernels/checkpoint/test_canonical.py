@@ -219,6 +219,9 @@ def test_orders_of_columns_are_those_of_a_layer():
     orders = {name: (second if name in "df" else first).int() for name in "abcdefg"}
 
     class Ordered(File):
+        def kind(self, name: str) -> str:  # noqa: ARG002
+            return "GPTQ"
+
         def rearranged(self, name: str, turned: bool) -> Rearranged | None:
             if turned or name not in orders:
                 return None

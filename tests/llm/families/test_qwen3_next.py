@@ -340,9 +340,6 @@ class InMemory:
     def read(self, name: str) -> torch.Tensor:
         return self.tensors[name]
 
-    def rearranged(self, name: str, turned: bool) -> None:
-        """Return None: every tensor is stored as it is read."""
-
 
 def test_gguf_files_with_fused_projections() -> None:
     """Early ones have queries, keys, values and gates by head of keys, as the checkpoint does;
