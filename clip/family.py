@@ -60,6 +60,7 @@ FAMILIES = (
     Entry("mtmd.clip.families.glm4v", ("glm4v", "glm46v", "glm_ocr"), ("glm4v",)),
     Entry("mtmd.clip.families.aya_vision", ("aya_vision",), ties=("aya_vision",)),
     Entry("mtmd.clip.families.minicpmv4_6", ("minicpmv4_6",), ("minicpmv4_6",)),
+    Entry("mtmd.clip.families.hunyuan_vl", ("hunyuan_vl",), ("hunyuanvl",), ("hunyuan_vl",)),
     Entry("mtmd.clip.families.paddleocr_vl", ("paddleocr_vl",), ("paddleocr",), ("paddleocr_vl",)),
 )
 

@@ -92,7 +92,7 @@ class Batch:
 
     int64 [T]: tokens; slots, where in the cache each goes; and, as rows of the gathered pages,
     where its own sequence begins (first), where it is itself (own), and where the block it belongs
-    to begins and ends (a block of its own for a causal one). positions int64 [3, T]; starts int64
+    to begins and ends (a block of its own for a causal one). positions int64 [4, T]; starts int64
     [S + 1], where each sequence begins among the tokens; sequence_slots int64 [S]; pages int64 [P],
     those of all sequences' pasts. images [M, D] are put at rows image_at; logits are computed for
     `requested`, and `answers` of them mean something. fp32 [T, N]: `scales` of N adapters, of which

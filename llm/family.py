@@ -73,6 +73,7 @@ FAMILIES = (
     Entry("mtmd.llm.families.lfm2", ("lfm2",), ("lfm2",)),
     Entry("mtmd.llm.families.glm4v", ("glm4v_text", "glm_ocr_text"), ("glm4",)),
     Entry("mtmd.llm.families.cohere2", ("cohere2",), ("cohere2",)),
+    Entry("mtmd.llm.families.hunyuan_vl", ("hunyuan_vl_text",), ("hunyuan_vl",)),
 )
 
 

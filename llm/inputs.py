@@ -90,8 +90,9 @@ class TextInputs:
         tells several kinds apart; `divisors` [R] divide the frequencies.
         """
         if name not in self._made:
+            axes = 4 if 3 in rotary.axes else 3
             positions = self._input(
-                "inp.positions", (3, self.tokens), torch.int64, lambda b: b.positions
+                "inp.positions", (axes, self.tokens), torch.int64, lambda b: b.positions[:axes]
             )
             self._made[name] = ops.rope_table(positions, divisors, rotary=rotary, name=name)
         return self._made[name]

@@ -159,7 +159,7 @@ ENVIRONMENT = (
 )
 # Ollama and llama.cpp are programs.
 FAMILY_WORDS = re.compile(
-    r"gemma|siglip|smolvlm|idefics|llava|qwen|pixtral|mistral|lfm|internvl|(?<!o)llama(?![._]cpp|-imatrix)|glm|cohere|aya[-_ ]?vision|phi-?[34]|minicpm|moondream|paddle",
+    r"gemma|siglip|smolvlm|idefics|llava|qwen|pixtral|mistral|lfm|internvl|(?<!o)llama(?![._]cpp|-imatrix)|glm|cohere|aya[-_ ]?vision|phi-?[34]|minicpm|moondream|paddle|hunyuan",
     re.I,
 )
 NOT_FAMILIES = ("llama3",)  # the name of a kind of rotary scaling, which many families have

@@ -17,6 +17,7 @@ from mtmd.clip.image.resize import resized_by
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.graph import Type
 
+WITHOUT_GRID = (1, 1)  # of an image token that has positions as text has
 USUAL_SIDE = 448  # pixels of the square that the warm-up asks about where any size is taken
 
 
@@ -28,7 +29,9 @@ class ImagePlan:
     their (width, height) in pixels. `tokens` is the number of image tokens of all of them. `cut`:
     the (rows, columns) of tiles that the picture is cut into, (1, 1) where it goes in whole.
     `grids`: for families that give image tokens a row and a column as positions, (rows, columns) of
-    each run of image tokens, else empty. `order`: which of the tiles' tokens, counted through all
+    each run of image tokens, else empty; `located`: tokens keep their place in the prompt as a
+    position as well, rows and columns count from 0, and the picture's number is a position, too.
+    `order`: which of the tiles' tokens, counted through all
     tiles, the image tokens are, -1 being the family's separator; None for all, as they come.
     `weights`, fp32 [T, N]: each image token is a mixture of N such tokens, `order` [T, N].
     `notes` say for the receipt what was done to the picture that its owner may not expect.
@@ -48,6 +51,7 @@ class ImagePlan:
     shrunk_from: int | None = None
     normalize: Normalize | None = None
     resized_there: bool = False
+    located: bool = False
 
     def numbers(self) -> list[np.ndarray]:
         """The tiles as an encoder reads them, fp32."""

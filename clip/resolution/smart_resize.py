@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from mtmd.base.errors import ModelError
+from mtmd.base.errors import ModelError, OptionError
 from mtmd.clip.image.pixels import (
     CLIP_MEAN,
     CLIP_STD,
@@ -19,7 +19,7 @@ from mtmd.clip.image.pixels import (
     read_normalize,
 )
 from mtmd.clip.image.resize import read_resample, resize
-from mtmd.clip.resolution.resolution import USUAL_SIDE, ImagePlan, tile_of
+from mtmd.clip.resolution.resolution import USUAL_SIDE, WITHOUT_GRID, ImagePlan, tile_of
 from mtmd.clip.resolution.sizes import MAX_RATIO, squarest_grid, too_narrow, within
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.checkpoint.settings import Settings
@@ -40,6 +40,7 @@ Enlarge: TypeAlias = "Callable[[int, int, int], tuple[int, int]]"
 class DynamicResolution:
     """Patches of `patch` pixels a side, `merge` x `merge` of which become one token; from `minimum`
     to `maximum` pixels a picture. `enlarge` scales one narrower than a token up to it first.
+    `separated`: one more token ends each row, and one stands before and one after them all.
     """
 
     patch: int
@@ -49,6 +50,7 @@ class DynamicResolution:
     normalize: Normalize
     resample: str
     enlarge: Enlarge | None = None
+    separated: bool = False
 
     @property
     def factor(self) -> int:
@@ -67,26 +69,60 @@ class DynamicResolution:
                 "without it",
             )
         )
-        grid = height // self.factor, width // self.factor
+        rows, columns = height // self.factor, width // self.factor
         tile = self.normalize(resize(pixels, width, height, self.resample))
-        return ImagePlan((tile,), ((width, height),), grid[0] * grid[1], grids=(grid,), notes=notes)
+        ends = (WITHOUT_GRID,) * self.separated
+        return ImagePlan(
+            (tile,),
+            ((width, height),),
+            self.tokens(rows, columns),
+            grids=(*ends, (rows, columns + self.separated), *ends),
+            located=self.separated,
+            notes=notes,
+        )
+
+    def tokens(self, rows: int, columns: int) -> int:
+        return rows * (columns + 1) + 2 if self.separated else rows * columns
 
     def size(self, height: int, width: int, budget: Budget = DEFAULT_BUDGET) -> tuple[int, int]:
         """Height and width in pixels that a picture is scaled to. Raises ImageError for one that is
-        too narrow.
+        too narrow, OptionError for a budget that cannot be kept.
         """
+        maximum = cells = budget.max_tokens
+        while True:
+            rows, columns = self._grid(height, width, budget)
+            if maximum is None or cells is None or self.tokens(rows, columns) <= maximum:
+                return rows * self.factor, columns * self.factor
+            if cells == 1:
+                raise OptionError(
+                    f"a picture takes at least {self.tokens(1, 1)} tokens with this model, more "
+                    f"than image_max_tokens {maximum}; raise it"
+                )
+            cells = max(1, min(cells - 1, cells * maximum // self.tokens(rows, columns)))
+            minimum = budget.min_tokens and min(budget.min_tokens, cells)
+            budget = replace(budget, max_tokens=cells, min_tokens=minimum)
+
+    def _grid(self, height: int, width: int, budget: Budget) -> tuple[int, int]:
+        """Rows and columns of groups of patches."""
         scaled = smart_resize(
             height, width, self.factor, *self._pixels(budget), enlarge=self.enlarge
         )
         rows, columns = (side // self.factor for side in scaled)
         if budget.max_tokens is not None:  # rounded up beyond what was asked for
             rows, columns = within(rows, columns, budget.max_tokens)
-        return rows * self.factor, columns * self.factor
+        return rows, columns
 
     def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
         """The most that any picture takes: narrow and small ones are rounded up, beyond the limit
         on the pixels if need be.
         """
+        cells = self._max_cells(budget)
+        if budget.max_tokens is not None or not self.separated:
+            return cells
+        return cells + math.isqrt(MAX_RATIO * cells) + 3
+
+    def _max_cells(self, budget: Budget = DEFAULT_BUDGET) -> int:
+        """The most groups of patches."""
         if budget.max_tokens is not None:
             return budget.max_tokens
         minimum, maximum = self._pixels(budget)
@@ -106,7 +142,7 @@ class DynamicResolution:
 
     def largest_tile_type(self) -> Type:
         """The squarest of those with the most tokens."""
-        rows, columns = squarest_grid(self.max_tokens())
+        rows, columns = squarest_grid(self._max_cells())
         return tile_of(columns * self.factor, rows * self.factor)
 
     def _pixels(self, budget: Budget) -> tuple[int, int]:
@@ -178,6 +214,7 @@ def read_dynamic(
     temporal: int = 2,
     limits: tuple[int, int] = PIXELS,
     enlarge: Enlarge | None = None,
+    separated: bool = False,
 ) -> DynamicResolution:
     """Read it from an image processor's settings; `patch`, `merge` and frames of a patch,
     `temporal`, are config.json's, and its limits, by default `limits`, count every pixel `frames`
@@ -217,6 +254,7 @@ def read_dynamic(
         normalize=read_normalize(image, mean, std),
         resample=read_resample(image, 3),
         enlarge=enlarge,
+        separated=separated,
     )
 
 

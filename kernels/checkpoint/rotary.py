@@ -25,7 +25,7 @@ YARN_KEYS = {  # of rope_parameters, and GGUF's below rope.scaling.
     "beta_slow": "yarn_beta_slow",
     "mscale_all_dim": "yarn_log_multiplier",
 }
-OLD_TYPES = {"mrope": "default", "su": "longrope"}
+OLD_TYPES = {"mrope": "default", "su": "longrope", "xdrope": "dynamic"}
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,8 @@ def gguf_scaling(keys: Settings) -> dict[str, Any] | None:
     scaling: dict[str, Any] = {"rope_type": "default"}
     if kind == "linear" and factor != 1:
         scaling = {"rope_type": "linear", "factor": factor}
+    if keys.get("rope.scaling.alpha", 0):
+        scaling = {"rope_type": "dynamic", "alpha": keys.number("rope.scaling.alpha")}
     if kind == "yarn":
         scaling = {
             "rope_type": "yarn",
@@ -128,7 +130,8 @@ def gguf_rope(made: Rotary, context: int, where: str) -> tuple[dict[str, Any], T
     kind, base = p.values["rope_type"], p.number("rope_theta")
     keys: dict[str, Any] = {"rope.freq_base": base}
     if axes:
-        keys["rope.dimension_sections"] = [*(axes.count(axis) for axis in range(3)), 0]
+        order = (0, 2, 1, 3) if 3 in axes else range(4)  # columns before rows, if pictures count
+        keys["rope.dimension_sections"] = [axes.count(axis) for axis in order]
     if kind in ("llama3", "proportional"):
         plain = _inverse(base, 2 * len(made.frequencies))
         turned = torch.tensor(made.frequencies)
@@ -142,6 +145,13 @@ def gguf_rope(made: Rotary, context: int, where: str) -> tuple[dict[str, Any], T
         for ours, theirs in YARN_KEYS.items():
             if p.get(ours, None):
                 keys[f"rope.scaling.{theirs}"] = p.number(ours)
+    if kind == "dynamic" and p.get("alpha", None) is not None:
+        keys |= {
+            "rope.scaling.type": "none",
+            "rope.scaling.alpha": p.number("alpha"),
+            "rope.scaling.factor": p.number("factor", 1.0),
+            "rope.scaling.original_context_length": context,
+        }
     if kind == "longrope":
         raise ModelError(
             f"{where}: rope_type is longrope, which is not written to GGUF; expected another; "
@@ -155,7 +165,8 @@ def read_rotary(parameters: Settings, dims: int, base: float, context: int) -> R
     turn, `base` where it is not given there, `context` the tokens the checkpoint is made for.
     Raises ModelError for a type we do not know and for numbers that cannot be.
 
-    "dynamic" changes nothing up to `context` tokens, and no cache is longer.
+    "dynamic" changes nothing up to `context` tokens, and no cache is longer; with an `alpha` it
+    has another base, whatever the length.
     """
     named = parameters.choice("rope_type", (*TYPES, *OLD_TYPES), parameters.get("type", "default"))
     kind = OLD_TYPES.get(named, named)
@@ -184,6 +195,8 @@ def _read(kind: str, parameters: Settings, base: float, dims: int, context: int)
         turning = 2 * int(parameters.number("partial_rotary_factor", 1.0) * dims // 2)
         saved = _inverse(base, dims)[: turning // 2] / parameters.number("factor", 1.0)
         return Rotary((*saved.tolist(), *[0.0] * ((dims - turning) // 2)))
+    if kind == "dynamic" and parameters.get("alpha", None) is not None and dims > 2:
+        base *= parameters.number("alpha") ** (dims / (dims - 2))
     plain = _inverse(base, dims)
     if kind == "linear":
         return Rotary(tuple((plain / parameters.number("factor")).tolist()))

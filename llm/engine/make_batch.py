@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.engine.sequence import Sequence
-from mtmd.llm.engine.spans import Span, blocks, lay_out
+from mtmd.llm.engine.spans import AXES, Span, blocks, lay_out
 from mtmd.llm.state import PAGE, Cache
 
 
@@ -165,12 +165,12 @@ class _Making:
         return result
 
     def _all_positions(self) -> np.ndarray:
-        """[3, T]; of text alone it is made at once, as in most steps of decoding."""
+        """[4, T]; of text alone it is made at once, as in most steps of decoding."""
         if all(isinstance(p, range) for p in self.positions):
             row = [i for part in self.positions for i in part]
-            return _numbers([row, row, row])
+            return _numbers([row] * AXES)
         parts = [
-            np.broadcast_to(np.arange(p.start, p.stop, dtype=np.int64), (3, len(p)))
+            np.broadcast_to(np.arange(p.start, p.stop, dtype=np.int64), (AXES, len(p)))
             if isinstance(p, range)
             else p
             for p in self.positions

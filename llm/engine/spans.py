@@ -12,6 +12,8 @@ from itertools import count
 import numpy as np
 from torch import Tensor
 
+AXES = 4  # of positions: time, row, column, number of the picture
+
 
 @dataclass(frozen=True)
 class Span:
@@ -22,7 +24,9 @@ class Span:
     `grid` (rows, columns): its tokens lie on a grid and have a row and a column of their own as
     positions, beside a time that they share. `later`: of a later part of a clip, how far its time
     is behind that of the clip's first part, where its rows and columns begin too; None for all
-    else. `positions` int64 [3, T] (time, row, column) are set by `lay_out`. `content` names what
+    else. `number`: of a picture on a grid whose tokens keep their places as times, and whose rows
+    and columns begin at 0; which picture of the conversation it is. `positions` int64 [4, T] (time,
+    row, column, number) are set by `lay_out`. `content` names what
     the embeddings show, and `offset` the place of the first among all of it, so that what was read
     once is known again; empty where nobody knows.
     """
@@ -36,6 +40,7 @@ class Span:
     content: bytes = b""
     offset: int = 0
     joins: bool = False
+    number: int | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -60,6 +65,7 @@ class Span:
             self.content,
             self.offset + start,
             self.joins,
+            self.number,
         )
 
 
@@ -74,17 +80,22 @@ def lay_out(spans: Sequence[Span], position: int) -> tuple[list[Span], int]:
             positions = span.positions
         elif span.grid is None:
             positions = np.broadcast_to(
-                np.arange(position, position + len(span), dtype=np.int64), (3, len(span))
+                np.arange(position, position + len(span), dtype=np.int64), (AXES, len(span))
             )
         else:
             rows, columns = span.grid
             cell = np.arange(rows * columns, dtype=np.int64)
-            began = position if span.later is None else began
-            positions = began + np.stack(
-                (np.full_like(cell, span.later or 0), cell // columns, cell % columns)
-            )
+            same = np.zeros_like(cell)
+            if span.number is not None:
+                positions = np.stack(
+                    (position + cell, cell // columns, cell % columns, same + span.number)
+                )
+            else:
+                began = position if span.later is None else began
+                times = same + (span.later or 0)
+                positions = began + np.stack((times, cell // columns, cell % columns, same))
         located.append(replace(span, grid=None, positions=positions))
-        position = max(position, int(positions.max()) + 1) if len(span) else position
+        position = max(position, int(positions[:3].max()) + 1) if len(span) else position
     return located, position
 
 
@@ -146,6 +157,8 @@ def _identities(span: Span) -> Iterator[bytes]:
         content = span.content or b"%d" % next(_UNKNOWN)
         if span.later is not None:  # the same frames at another time are something else
             content += b"@%d" % span.later
+        if span.number is not None:
+            content += b"#%d" % span.number
         yield from (b"i%s/%d" % (content, span.offset + i) for i in range(len(span)))
 
 

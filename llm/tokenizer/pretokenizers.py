@@ -112,6 +112,7 @@ _CL100K = PreTokenizer((cut(CL100K), to_bytes))
 _CL100K_WHOLE = PreTokenizer((cut(CL100K), to_bytes), ignore_merges=True, adds_bos=True)
 _SINGLE_DIGITS = PreTokenizer((cut(SINGLE_DIGITS), to_bytes))
 _SINGLE_DIGITS_COMPOSED = PreTokenizer((cut(SINGLE_DIGITS), to_bytes), nfc=True)
+_BY_SCRIPT = PreTokenizer((cut(r"\p{N}{1,3}"), cut(IDEOGRAPHS_AND_KANA), cut(BY_SCRIPT), to_bytes))
 _O200K = PreTokenizer((cut(O200K), to_bytes))
 
 FAMILIES = {
@@ -157,9 +158,8 @@ FAMILIES = {
     "deepseek-coder": PreTokenizer(
         (cut(r"[\r\n]"), cut(r"\s?\p{L}+"), cut(r"\s?\p{P}+"), cut(ASIAN), digits, to_bytes)
     ),
-    "deepseek-v3": PreTokenizer(
-        (cut(r"\p{N}{1,3}"), cut(IDEOGRAPHS_AND_KANA), cut(BY_SCRIPT), to_bytes)
-    ),
+    "deepseek-v3": _BY_SCRIPT,
+    "hunyuan-dense": _BY_SCRIPT,
     # The digits are looked for after the bytes became characters, among which are ² and ¼: kept as
     # it was trained.
     "falcon": PreTokenizer((punctuation, words, numbers, cut("[0-9][0-9][0-9]"))),

@@ -134,7 +134,7 @@ def text_settings(settings: Settings) -> Settings:
 def _image_processor(folder: Path) -> Settings:
     """Return how pictures are prepared, and, as its `video_processor`, how videos are: one file in
     transformers 5, others before; as there, the first has precedence, and what is not said of
-    videos is as with pictures.
+    videos is as with pictures. The tokenizer's `image_token`, where it names one, is among them.
     """
     name = "processor_config.json"
     both = Settings(read_json(folder / name, required=False), name)
@@ -145,7 +145,8 @@ def _image_processor(folder: Path) -> Settings:
         image = Settings(read_json(folder / name), name)
     own = read_json(folder / "video_preprocessor_config.json", required=False)
     video = both.get("video_processor", None) or own or image.values
-    return Settings({**image.values, "video_processor": video}, image.where)
+    token = read_json(folder / TOKENIZER_CONFIG, required=False).get("image_token")
+    return Settings({"image_token": token, **image.values, "video_processor": video}, image.where)
 
 
 def _check_image_token(folder: Path, config: Settings, token: str, tokenizer: Tokenizer) -> None:

@@ -303,6 +303,7 @@ class Bridge:
                     self.encoder.family.bidirectional,
                     piece.grid,
                     piece.later,
+                    number=piece.number,
                     content=prepared[piece.picture].content,
                     offset=piece.start,
                 )

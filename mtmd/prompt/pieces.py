@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from mtmd.base.errors import PromptError
-from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.resolution.resolution import WITHOUT_GRID, ImagePlan
 
 
 @dataclass(frozen=True)
 class Piece:
     """A run of the prompt's tokens: text, or image tokens start... of a picture, on a grid where
     the family has one; or those of a group of frames, counted as a picture, `later` as
-    `Span` has it.
+    `Span` has it, and so `number`.
     """
 
     tokens: tuple[int, ...]
@@ -21,6 +21,7 @@ class Piece:
     start: int = 0
     grid: tuple[int, int] | None = None
     later: int | None = None
+    number: int | None = None
 
     @property
     def is_text(self) -> bool:
@@ -79,7 +80,8 @@ class _Pictures:
                     "prompt; "
                     "the tokenizer does not fit this model"
                 )
-            yield Piece(run[:count], self._picture, self._start, grid, part.later)
+            number = self._picture if plan.located and grid != WITHOUT_GRID else None
+            yield Piece(run[:count], self._picture, self._start, grid, part.later, number)
             run = run[count:]
             self._start, self._grid = self._start + count, self._grid + 1
             if count == left:

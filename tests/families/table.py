@@ -25,6 +25,7 @@ MODULES = (
     "aya_vision",
     "minicpmv4_6",
     "paddleocr_vl",
+    "hunyuan_vl",
 )
 ROWS: dict[str, Row] = {name: import_module(name).ROW for name in MODULES}
 CASES: list[tuple[str, str]] = [

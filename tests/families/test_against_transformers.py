@@ -138,6 +138,7 @@ def tile_of(
 PATCHES = {
     "gemma4": (1, True),
     "lfm2_vl": (1, True),
+    "hunyuan_vl": (1, False),
     "paddleocr_vl": (1, False),
     "qwen2_vl": (2, False),
     "qwen3_5": (2, False),

@@ -76,7 +76,7 @@ def test_batch_places_images_and_counts_slots_on() -> None:
     batch = make_batch([(mine, [text(1, 2), image(3, 5.0), text(4), image(1, 7.0)])], cache())
     assert batch.tokens.tolist() == [1, 2, 9, 9, 9, 4, 9]
     assert batch.slots.tolist() == list(range(PAGE + 10, PAGE + 17))
-    assert batch.positions.tolist() == [list(range(10, 17))] * 3
+    assert batch.positions.tolist() == [list(range(10, 17))] * 4
     assert batch.image_positions().tolist() == [2, 3, 4, 6]
     assert batch.image_rows()[:, 0].tolist() == [5.0, 5.0, 5.0, 7.0]
     assert batch.requested.tolist() == [6] and batch.pages.tolist() == [1]
@@ -220,9 +220,9 @@ def test_positions_of_a_grid() -> None:
     """
     located, after = lay_out([text(1, 2), grid(2, 3), text(3)], 4)
     assert [s.positions.tolist() for s in located if s.positions is not None] == [
-        [[4, 5]] * 3,
-        [[6] * 6, [6, 6, 6, 7, 7, 7], [6, 7, 8, 6, 7, 8]],
-        [[9]] * 3,
+        [[4, 5]] * 4,
+        [[6] * 6, [6, 6, 6, 7, 7, 7], [6, 7, 8, 6, 7, 8], [6] * 6],
+        [[9]] * 4,
     ]
     assert after == 10
 
