@@ -156,7 +156,7 @@ def _axes(rope: Settings, head: int) -> list[int]:
     """The axis by which each pair of a head turns. Raises ModelError for sections that do not
     fit.
     """
-    counts = rope.get("mrope_section", rope.get("xdrope_section", None))
+    counts: Any = rope.get("mrope_section", rope.get("xdrope_section", None))
     numbers = (
         isinstance(counts, (list, tuple))
         and len(counts) in (3, 4)
