@@ -13,7 +13,7 @@ from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.rotary import Rotary, rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.graph import Node
+from mtmd.kernels.graph import Node, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
@@ -222,6 +222,47 @@ def plain_vit_parameters(
         **biased_parameters(ends, source),
         "v.position_embd.weight": table,
     }
+
+
+def bucketed_positions(grid: tuple[int, int], positions: int, w: Weights) -> Node:
+    """The rows of a tower's table that the patches of a tile take          -> [P, C]"""
+    rows = position_buckets(grid, positions)
+    at = graph_input("inp.position_rows", tuple(rows.shape), rows.dtype, lambda _: rows)
+    return ops.take_rows(w.tensor("v.position_embd.weight"), at, name="v.position_rows")
+
+
+def position_buckets(grid: tuple[int, int], positions: int) -> torch.Tensor:
+    """Return which row of a table, `positions` on a side, each patch of rows x columns takes,
+    int64 [P] (arXiv:2307.06304)
+
+    The reference puts fractions into buckets in fp32; one that falls just below its own bound
+    shares its neighbour's row.
+    """
+    bounds = torch.arange(1 / positions, 1.0, 1 / positions)
+    steps = ((torch.arange(side, dtype=torch.float32), 1.0 / torch.tensor(side)) for side in grid)
+    row, column = (
+        torch.bucketize((at * step).clamp(max=1.0 - 1e-6), bounds, right=True) for at, step in steps
+    )
+    return (row[:, None] * positions + column).flatten()
+
+
+def learned_queries(name: str, batch: int, w: Weights) -> Node:
+    """The queries of a resampler [N, D], once for each tile          -> [B, N, D]"""
+    table = w.tensor(name)
+    count, width = table.shape
+    at = torch.arange(count).repeat(batch)
+    rows = graph_input("inp.queries", tuple(at.shape), at.dtype, lambda _: at)
+    return ops.reshape(
+        ops.take_rows(table, rows, name=f"{name}.rows"),
+        shape=(batch, count, width),
+        name=f"{name}.tiles",
+    )
+
+
+def swiglu(x: Node, at: str, w: Weights) -> Node:
+    """The gated feed-forward layer of arXiv:2002.05202, without biases"""
+    gate, up = (w.linear(x, f"{at}.ffn_{part}") for part in ("gate", "up"))
+    return w.linear(ops.silu_mul(gate, up, name=f"{at}.ffn_gated"), f"{at}.ffn_down")
 
 
 def mlp(x: Node, at: str, gelu: str, w: Weights) -> Node:

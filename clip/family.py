@@ -39,6 +39,7 @@ FAMILIES = (
     Entry(
         "mtmd.clip.families.gemma4.unified", ("gemma4_unified",), ("gemma4uv",), ("gemma4_unified",)
     ),
+    Entry("mtmd.clip.families.idefics2", ("idefics2",)),
     Entry("mtmd.clip.families.idefics3", ("idefics3", "smolvlm"), ("idefics3",)),
     Entry("mtmd.clip.families.llava.vision", ("llava", "llava_next"), ("mlp",)),
     Entry("mtmd.clip.families.llava.onevision", ("llava_onevision",)),
@@ -124,10 +125,13 @@ class PrefixFamily(Protocol):
     template: str
     """How messages become a prompt, where a checkpoint has no chat template, as published ones."""
 
-    def question(self, text: str) -> str:
-        """Return the text behind the last picture, with what the model was trained to see around
-        it.
-        """
+
+@runtime_checkable
+class RewritesPrompt(Protocol):
+    """A family whose reference processor changes the prompt's text after pictures are in it."""
+
+    def rewritten(self, text: str) -> str:
+        """Return the text of a prompt, those of its pictures included, as the model reads it."""
 
 
 def own_template(family: object) -> str | None:

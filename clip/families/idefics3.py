@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import torch
-
 from mtmd.base.errors import ModelError
 from mtmd.clip import blocks
 from mtmd.clip.blocks import GgufTower, VitParams, gguf_vit, read_vit, tower_keys
@@ -34,7 +32,7 @@ from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
-from mtmd.kernels.graph import Node, WeightSource, graph_input
+from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
@@ -87,29 +85,12 @@ class Idefics3Vision:
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, tiles.dtype)
-        rows = _position_rows(self.grid, self.positions)
-        at = graph_input("inp.position_rows", tuple(rows.shape), rows.dtype, lambda _: rows)
-        table = w.tensor("v.position_embd.weight")
-        positions = ops.take_rows(table, at, name="v.position_rows")
+        positions = blocks.bucketed_positions((self.grid, self.grid), self.positions, w)
         x = blocks.plain_vit(tiles, positions, self.vit, w, attention)
         return w.linear(
             ops.unshuffle(x, grid=(self.grid, self.grid), factor=self.factor, name="mm.unshuffle"),
             "mm.model.fc",
         )
-
-
-def _position_rows(grid: int, positions: int) -> torch.Tensor:
-    """Return which row of the tower's table, `positions` on a side, each patch of a tile takes,
-    int64 [P]
-
-    The reference puts fractions into buckets in fp32; one that falls just below its own bound
-    shares its neighbour's row.
-    """
-    bounds = torch.arange(1 / positions, 1.0, 1 / positions)
-    step = 1.0 / torch.tensor(grid)
-    fractions = (torch.arange(grid, dtype=torch.float32) * step).clamp(max=1.0 - 1e-6)
-    side = torch.bucketize(fractions, bounds, right=True)
-    return (side[:, None] * positions + side).flatten()
 
 
 def to_gguf(family: Idefics3Vision) -> GgufTower:

@@ -60,8 +60,10 @@ class PaliGemmaVision:
     def prompt(self, plan: ImagePlan) -> str:
         return self.image_token * plan.tokens
 
-    def question(self, text: str) -> str:
-        return f"<bos>{text}\n"
+    def rewritten(self, text: str) -> str:
+        """Return the prompt with `<bos>` behind the last picture, and a line break at its end."""
+        pictures, token, question = text.rpartition(self.image_token)
+        return f"{pictures}{token}<bos>{question}\n"
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, tiles.dtype)

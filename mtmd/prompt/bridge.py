@@ -21,7 +21,7 @@ from torch import Tensor
 from mtmd.base.errors import PromptError
 from mtmd.base.turns import turn_released
 from mtmd.clip.encoder import Encoder
-from mtmd.clip.family import Numbered, PrefixFamily
+from mtmd.clip.family import Numbered, PrefixFamily, RewritesPrompt
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.resolution.resolution import AmongSeveral, ImagePlan, closed
@@ -260,9 +260,9 @@ class Bridge:
                 "the chat template writes pictures and videos in another order than the message "
                 "has them; put all pictures before the videos, or ask about them one by one"
             )
-        if isinstance(family, PrefixFamily):
-            texts[-1] = family.question(texts[-1])
         text = texts[0] + "".join(map("".join, zip(self._texts(shown), texts[1:], strict=True)))
+        if isinstance(family, RewritesPrompt):
+            text = family.rewritten(text)
         tokens = {self.tokenizer.id(family.image_token)}
         if self.video:
             tokens.add(self.tokenizer.id(self.video.token))

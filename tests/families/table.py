@@ -9,6 +9,7 @@ from common import Row
 MODULES = (
     "gemma3",
     "paligemma",
+    "idefics2",
     "gemma4",
     "idefics3",
     "llava",

@@ -25,6 +25,7 @@ WITHOUT = {
     "aya_vision",
     "llava_onevision",
     "paligemma",
+    "idefics2",
 }  # towers that llama.cpp has no projector for
 REFUSED = {  # variants of which llama.cpp takes something else for granted
     "6 heads on 2, image block wider than the window, as published": "does not say scale",

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from mtmd.base.errors import ModelError, OptionError
-from mtmd.clip.families.idefics3 import Idefics3Vision, _position_rows, read
+from mtmd.clip.blocks import position_buckets
+from mtmd.clip.families.idefics3 import Idefics3Vision, read
 from mtmd.clip.family import gguf_vision_family
 from mtmd.clip.resolution.longest_edge import scaled_to_edge
 from mtmd.clip.token_budget import Budget
@@ -127,7 +128,7 @@ def test_positions_are_those_of_the_reference() -> None:
                 result = table(
                     torch.zeros(1, 3, grid, grid), torch.ones(1, grid, grid, dtype=torch.bool)
                 )[0, :, 0]
-            ours = _position_rows(grid, positions)
+            ours = position_buckets((grid, grid), positions)
             assert torch.equal(ours.float(), result), (positions, grid)
             moved += grid == positions and not torch.equal(ours, torch.arange(grid**2))
     assert moved

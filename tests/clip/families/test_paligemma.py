@@ -11,7 +11,7 @@ import pytest
 from mtmd.base.errors import ModelError
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.clip.families.paligemma import PaliGemmaVision, read
-from mtmd.clip.family import PrefixFamily
+from mtmd.clip.family import PrefixFamily, RewritesPrompt
 from mtmd.kernels.checkpoint.settings import Settings
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden_more" / "paligemma" / "hf"
@@ -29,7 +29,9 @@ def family(vision: dict[str, Any] | None = None, **image: Any) -> PaliGemmaVisio
 def test_every_patch_is_a_token() -> None:
     result = family(image_seq_length=16)
     assert result.resolution.max_tokens() == 16
-    assert isinstance(result, PrefixFamily) and result.question("where?") == "<bos>where?\n"
+    assert isinstance(result, PrefixFamily) and isinstance(result, RewritesPrompt)
+    assert result.rewritten("where?") == "<bos>where?\n"
+    assert result.rewritten("a <image>where?") == "a <image><bos>where?\n"
 
 
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

@@ -55,6 +55,7 @@ MORE = (
     "paddleocr_vl",
     "lighton_ocr",
     "paligemma",
+    "idefics2",
 )
 # Files that say less than the folder: what the template writes for a picture, how many tiles.
 FOLDER_ALONE = ("qianfan_ocr", "granite_vision")
