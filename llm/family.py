@@ -70,7 +70,7 @@ FAMILIES = (
         ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "llava_onevision_text", "paddleocr_vl_text"),
         ("qwen2", "qwen2vl", "paddleocr"),
     ),
-    Entry("mtmd.llm.families.lfm2", ("lfm2",), ("lfm2",)),
+    Entry("mtmd.llm.families.lfm2", ("lfm2", "lfm2_moe"), ("lfm2", "lfm2moe")),
     Entry("mtmd.llm.families.glm4v", ("glm4v_text", "glm_ocr_text"), ("glm4",)),
     Entry("mtmd.llm.families.cohere2", ("cohere2",), ("cohere2",)),
     Entry("mtmd.llm.families.hunyuan_vl", ("hunyuan_vl_text",), ("hunyuan_vl",)),

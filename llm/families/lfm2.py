@@ -1,5 +1,5 @@
 """LFM2 (arXiv:2511.23404): gated short convolutions with some layers of grouped attention between,
-q and k normed, SwiGLU.
+q and k normed, SwiGLU or, behind the first layers, experts.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mtmd.llm.blocks import (
     attend,
     cache_keys_values,
     logits,
+    moe_ffn,
     normed_rope,
     queries_keys_values,
     read_heads,
@@ -27,7 +28,8 @@ from mtmd.llm.blocks import (
     swiglu,
     token_embeddings,
 )
-from mtmd.llm.gguf_keys import GgufText, decoder_keys
+from mtmd.llm.experts import MAX_EXPERTS, ExpertNames, Experts, expert_parameters, read_routing
+from mtmd.llm.gguf_keys import GgufText, decoder_keys, routing_keys
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     COPIED_HEAD,
@@ -40,6 +42,22 @@ from mtmd.llm.state import KV, ConvWindow, State
 
 KINDS = CONV, _ = ("conv", "full_attention")
 SOURCE = prefixed(("model.language_model.", "language_model.model.", "model."))
+NAMES = ExpertNames(("w1", "w3", "w2"), bias="expert_bias")
+EPS = 1e-6  # added to the sum of a token's weights
+# What transformers takes for keys that a config.json leaves out, by model_type.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "lfm2": {"hidden_size": 2560, "intermediate_size": 12288},
+    "lfm2_moe": {
+        "hidden_size": 2048,
+        "intermediate_size": 7168,
+        "block_auto_adjust_ff_dim": False,
+        "moe_intermediate_size": 1792,
+        "num_dense_layers": 2,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": True,
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -57,6 +75,7 @@ class Lfm2Text:
     eps: float
     rotary: Rotary
     tied: bool
+    experts: Experts | None
 
     unused = (COPIED_HEAD,)
     image_width = property(lambda self: self.width)
@@ -72,13 +91,13 @@ class Lfm2Text:
 
     def parameters(self) -> Mapping[str, Parameter]:
         width, norm, taps = self.width, (self.width,), self.taps
-        always: Tensors = {
-            "attn_norm": ("operator_norm", norm),
-            "ffn_norm": ("ffn_norm", norm),
+        always: Tensors = {"attn_norm": ("operator_norm", norm), "ffn_norm": ("ffn_norm", norm)}
+        dense: Tensors = {
             "ffn_gate": ("feed_forward.w1", (self.ffn, width)),
             "ffn_up": ("feed_forward.w3", (self.ffn, width)),
             "ffn_down": ("feed_forward.w2", (width, self.ffn)),
         }
+        sparse = self.experts.at if self.experts else ()
         conv: Tensors = {
             "shortconv.in_proj": ("conv.in_proj", (3 * width, width)),
             "shortconv.conv": ("conv.conv", (width, taps)),
@@ -92,7 +111,10 @@ class Lfm2Text:
         }
         parameters = decoder_parameters(
             SOURCE,
-            [{**always, **(conv if kind == CONV else full)} for kind in self.kinds],
+            [
+                {**always, **(conv if kind == CONV else full), **({} if i in sparse else dense)}
+                for i, kind in enumerate(self.kinds)
+            ],
             vocabulary=self.vocabulary,
             width=width,
             tied=self.tied,
@@ -105,6 +127,11 @@ class Lfm2Text:
             gguf=(Stored(("token_embd_norm.weight",), norm), Stored(("output_norm.weight",), norm)),
         )
         for layer, kind in enumerate(self.kinds):
+            if self.experts and layer in sparse:
+                prefixes = SOURCE(f"layers.{layer}.feed_forward.")
+                parameters |= expert_parameters(
+                    f"blk.{layer}", prefixes, self.experts, width, names=NAMES
+                )
             if kind == CONV:
                 parameters[f"blk.{layer}.shortconv.conv.weight"] = Parameter(
                     (width, taps),
@@ -126,11 +153,9 @@ class Lfm2Text:
                 else self._attention(y, layer, inputs, w, attention=attention)
             )
             x = ops.add(y, x, name=f"{at}.attn_residual")
-            x = ops.add(
-                swiglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w),
-                x,
-                name=f"{at}.ffn_residual",
-            )
+            y, e = w.rms_norm(x, f"{at}.ffn_norm", self.eps), self.experts
+            y = moe_ffn(y, at, w, e) if e and layer in e.at else swiglu(y, at, w)
+            x = ops.add(y, x, name=f"{at}.ffn_residual")
         return logits(x, inputs, w, eps=self.eps, tied=self.tied)
 
     def _conv(self, x: Node, layer: int, inputs: TextInputs, w: Weights) -> Node:
@@ -184,7 +209,11 @@ def to_gguf(text: Lfm2Text) -> GgufText:
         "attention.head_count_kv": [0 if kind == CONV else text.groups for kind in text.kinds],
         "shortconv.l_cache": text.taps,
     }
-    return GgufText("lfm2", keys, text.rotary)
+    if text.experts is None:
+        return GgufText("lfm2", keys, text.rotary)
+    keys |= routing_keys(text.experts, len(text.kinds))
+    refused = "" if text.experts.biased else "experts without a correction bias"
+    return GgufText("lfm2moe", keys, text.rotary, refused=refused)
 
 
 def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
@@ -205,7 +234,12 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
             f"{keys.where}: attention.head_count_kv is {groups!r:.60}, expected {layers} numbers, "
             "0 or all the same"
         )
+    sparse = keys.get("expert_count", 0) != 0
     return {
+        "model_type": "lfm2_moe" if sparse else "lfm2",
+        "num_dense_layers": keys.get("leading_dense_block_count", 0),
+        "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in names),
+        "norm_topk_prob": True,
         "num_key_value_heads": max(groups),
         "layer_types": [KINDS[n > 0] for n in groups],
         "conv_L_cache": keys.count("shortconv.l_cache"),
@@ -215,12 +249,15 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
     }
 
 
-def read(c: Settings) -> Lfm2Text:
+def read(given: Settings) -> Lfm2Text:
     """Read it from config.json or its text_config, with transformers' defaults; ModelError where it
     is impossible.
     """
+    kind = given.choice("model_type", DEFAULTS, "lfm2")
+    values = {key: value for key, value in given.values.items() if value is not None}
+    c = Settings({**DEFAULTS[kind], **values}, given.where)
     width, context = (
-        c.count("hidden_size", 2560, maximum=MAX_WIDTH),
+        c.count("hidden_size", maximum=MAX_WIDTH),
         c.count("max_position_embeddings", 128_000),
     )
     if (taps := c.count("conv_L_cache", 3, maximum=MAX_HEADS)) < 2:
@@ -235,9 +272,9 @@ def read(c: Settings) -> Lfm2Text:
     count, groups, head = read_heads(
         c, 32, 8, width // c.count("num_attention_heads", 32, maximum=MAX_HEADS)
     )
-    rope = rope_settings(c)
+    rope, kinds = rope_settings(c), _kinds(c)
     return Lfm2Text(
-        kinds=_kinds(c),
+        kinds=kinds,
         width=width,
         ffn=_ffn(c),
         heads=count,
@@ -250,6 +287,26 @@ def read(c: Settings) -> Lfm2Text:
         eps=c.number("norm_eps", 1e-5),
         rotary=read_rotary(rope, head, c.number("rope_theta", 1e6), context),
         tied=tied,
+        experts=_experts(c, len(kinds)) if kind == "lfm2_moe" else None,
+    )
+
+
+def _experts(c: Settings, layers: int) -> Experts | None:
+    """Read the experts of the layers behind the first, None where all are dense."""
+    dense = c.get("num_dense_layers", 0)
+    if type(dense) is not int or dense < 0:
+        raise ModelError(
+            f"{c.where}: num_dense_layers is {dense!r:.40}, expected a number of layers"
+        )
+    if dense >= layers:
+        return None
+    count = c.count("num_experts", maximum=MAX_EXPERTS)
+    return Experts(
+        count=count,
+        ffn=c.count("moe_intermediate_size", maximum=MAX_WIDTH),
+        routing=read_routing(c, count, "sigmoid", EPS),
+        at=frozenset(range(dense, layers)),
+        biased=c.flag("use_expert_bias", True),
     )
 
 
@@ -265,7 +322,7 @@ def _ffn(c: Settings) -> int:
     rounded up.
     """
     ffn = c.count(
-        "block_ff_dim", c.count("intermediate_size", 12288, maximum=MAX_WIDTH), maximum=MAX_WIDTH
+        "block_ff_dim", c.count("intermediate_size", maximum=MAX_WIDTH), maximum=MAX_WIDTH
     )
     if not c.flag("block_auto_adjust_ff_dim", True):
         return ffn
