@@ -193,7 +193,7 @@ def gguf_of(text: TextFamily, where: str) -> tuple[str, dict[str, Any], dict[str
     return architecture, written, added
 
 
-def _differing(ours: TextFamily, theirs: TextFamily, divided: bool) -> str:
+def _differing(ours: Any, theirs: Any, divided: bool) -> str:
     """Return the first field in which two families differ, with both values; numbers are written
     in four bytes. With divisors in a tensor frequencies are other ones.
     """
@@ -203,8 +203,11 @@ def _differing(ours: TextFamily, theirs: TextFamily, divided: bool) -> str:
             continue
         if isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=1e-6):
             continue
-        if name not in NOT_IN_GGUF and a != b:
-            return f"{name} {a!r:.60} (it would be {b!r:.60})"
+        if name in NOT_IN_GGUF or a == b:
+            continue
+        if type(a) is type(b) and (inner := _differing(a, b, divided)):
+            return f"{name}.{inner}"
+        return f"{name} {a!r:.60} (it would be {b!r:.60})"
     return ""
 
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from mtmd.kernels.checkpoint.rotary import Rotary
@@ -86,6 +86,12 @@ GATING = {1: "softmax", 2: "sigmoid"}
 """Scores of experts by expert_gating_func (llama.cpp's llama_expert_gating_func_type)."""
 
 
+def gating_key(experts: Experts) -> dict[str, int]:
+    """Return the key of the scores that experts are chosen by."""
+    score = experts.routing.score
+    return {"expert_gating_func": next(n for n, name in GATING.items() if name == score)}
+
+
 def expert_keys(experts: Experts | None) -> dict[str, Any]:
     """Return the keys of a mixture of experts."""
     if experts is None:
@@ -105,18 +111,14 @@ def routing_keys(experts: Experts | None, layers: int) -> dict[str, Any]:
     """
     if experts is None:
         return {"leading_dense_block_count": layers}
-    routing = experts.routing
-    keys = {
-        "expert_count": experts.count,
-        "expert_used_count": routing.top_k,
-        "expert_feed_forward_length": experts.ffn,
-        "expert_gating_func": next(n for n, score in GATING.items() if score == routing.score),
+    routing, shared = experts.routing, experts.shared // experts.ffn
+    keys = expert_keys(replace(experts, shared=0)) | gating_key(experts)
+    keys |= {
+        "expert_shared_count": shared,
         "expert_weights_scale": routing.scale,
         "expert_weights_norm": routing.normalize,
         "leading_dense_block_count": layers - len(experts.at),
     }
-    if experts.shared:
-        keys["expert_shared_count"] = experts.shared // experts.ffn
     if routing.groups > 1:
         keys |= {
             "expert_group_count": routing.groups,

@@ -29,7 +29,7 @@ from mtmd.llm.blocks import (
     token_embeddings,
 )
 from mtmd.llm.experts import MAX_EXPERTS, ExpertNames, Experts, expert_parameters, read_routing
-from mtmd.llm.gguf_keys import GgufText, decoder_keys, routing_keys
+from mtmd.llm.gguf_keys import GgufText, decoder_keys, expert_keys, gating_key
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     COPIED_HEAD,
@@ -209,10 +209,12 @@ def to_gguf(text: Lfm2Text) -> GgufText:
         "attention.head_count_kv": [0 if kind == CONV else text.groups for kind in text.kinds],
         "shortconv.l_cache": text.taps,
     }
-    if text.experts is None:
+    experts = text.experts
+    if experts is None:
         return GgufText("lfm2", keys, text.rotary)
-    keys |= routing_keys(text.experts, len(text.kinds))
-    refused = "" if text.experts.biased else "experts without a correction bias"
+    keys |= expert_keys(experts) | gating_key(experts)
+    keys["leading_dense_block_count"] = len(text.kinds) - len(experts.at)
+    refused = "" if experts.biased else "experts without a correction bias"
     return GgufText("lfm2moe", keys, text.rotary, refused=refused)
 
 

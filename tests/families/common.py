@@ -180,6 +180,9 @@ def randomize(model: Any, seed: int, **ranges: tuple[float, float]) -> Any:
                 )
             else:
                 p.normal_(std=0.2)
+    for name, b in model.named_buffers():  # correction biases of routers
+        if name.endswith("bias"):
+            torch.nn.init.normal_(b, std=0.2)
     return model
 
 

@@ -52,6 +52,13 @@ TEXT = {
     "layer_types": ["conv", "full_attention", "conv", "full_attention"],
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
 }
+EXPERTS = {
+    "model_type": "lfm2_moe",
+    "num_dense_layers": 1,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 34,
+}
 VISION = {
     "model_type": "siglip2_vision_model",
     "hidden_size": 72,
@@ -178,10 +185,11 @@ ROW = Row(
             ),
             tower=True,
         ),
+        "experts, as published": published(lambda f: lfm2_vl(f, seed=3, text=EXPERTS), tower=True),
         "tiles without a thumbnail, as published": published(
             lambda f: lfm2_vl(f, seed=2, tiling={"use_thumbnail": False, "max_tiles": 3}),
             tower=True,
         ),
     },
-    notes="any resolution, tiles and thumbnail, short convolutions",
+    notes="any resolution, tiles and thumbnail, short convolutions, experts",
 )

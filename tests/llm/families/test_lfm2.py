@@ -16,8 +16,10 @@ from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.open_weights import GgufFile, open_weights
 from mtmd.kernels.checkpoint.rotary import rotary
 from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.kernels.ops.moe import Routing
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
+from mtmd.llm.experts import Experts
 from mtmd.llm.families import lfm2
 from mtmd.llm.family import gguf_text_family
 from mtmd.llm.state import KV, ConvWindow
@@ -109,6 +111,45 @@ def test_old_and_new_keys() -> None:
     )
     assert old.layers == [(ConvWindow(2, 2560),), (KV(8, 80),), (ConvWindow(2, 2560),)]
     assert "output.weight" in old.parameters() and "output.weight" not in read().parameters()
+
+
+def test_experts_are_read_as_transformers_reads_them() -> None:
+    from transformers import Lfm2MoeConfig
+
+    expected, actual = Lfm2MoeConfig(), read(model_type="lfm2_moe").experts
+    assert actual == Experts(
+        expected.num_experts,
+        expected.moe_intermediate_size,
+        Routing(expected.num_experts_per_tok, expected.norm_topk_prob, "sigmoid", eps=1e-6),
+        frozenset(range(expected.num_dense_layers, expected.num_hidden_layers)),
+        biased=expected.use_expert_bias,
+    )
+    changed = read(
+        model_type="lfm2_moe",
+        num_dense_layers=0,
+        norm_topk_prob=False,
+        routed_scaling_factor=2.5,
+        use_expert_bias=False,
+    )
+    assert changed.experts
+    assert changed.experts.routing == Routing(4, normalize=False, score="sigmoid", scale=2.5)
+    assert len(changed.experts.at) == 32 and not changed.experts.biased
+    assert "blk.0.exp_probs_b.bias" not in changed.parameters()
+    assert read(model_type="lfm2_moe", num_dense_layers=32).experts is None
+
+
+@pytest.mark.parametrize(
+    ("values", "reported"),
+    [
+        ({"num_dense_layers": -1}, "num_dense_layers is -1, expected a number of layers"),
+        ({"num_experts_per_tok": 33}, "num_experts_per_tok is 33, expected an integer from 1"),
+        ({"num_experts": 10**9}, "num_experts is 1000000000, expected"),
+        ({"routed_scaling_factor": 0}, "routed_scaling_factor is 0, expected a number above 0"),
+    ],
+)
+def test_experts_that_cannot_be_are_refused(values: dict[str, Any], reported: str) -> None:
+    with pytest.raises(ModelError, match=reported):
+        read(model_type="lfm2_moe", **values)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
