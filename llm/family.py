@@ -72,6 +72,7 @@ FAMILIES = (
     ),
     Entry("mtmd.llm.families.lfm2", ("lfm2", "lfm2_moe"), ("lfm2", "lfm2moe")),
     Entry("mtmd.llm.families.glm4v", ("glm4v_text", "glm_ocr_text"), ("glm4",)),
+    Entry("mtmd.llm.families.glm4_moe", ("glm4_moe", "glm4v_moe_text"), ("glm4moe",)),
     Entry("mtmd.llm.families.cohere2", ("cohere2",), ("cohere2",)),
     Entry("mtmd.llm.families.hunyuan_vl", ("hunyuan_vl_text",), ("hunyuan_vl",)),
 )
@@ -231,6 +232,7 @@ def common_keys(
         "rms_norm_eps": "attention.layer_norm_rms_epsilon",
         "sliding_window": "attention.sliding_window",
         "num_experts": "expert_count",
+        "n_routed_experts": "expert_count",
         "num_experts_per_tok": "expert_used_count",
         "moe_intermediate_size": "expert_feed_forward_length",
         "n_shared_experts": "expert_shared_count",

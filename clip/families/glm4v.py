@@ -271,9 +271,17 @@ def read(top: Settings, image: Settings) -> Glm4Vision:
         rotary=read_grid_rotary(c, width, heads),
         resolution=resolution,
         video=_read_video(image.part("video_processor"), patch, merge)
-        if top.get("model_type", "glm4v") == "glm4v"
+        if _by_interval(top, image.part("video_processor"))
         else None,  # the others choose frames by another rule
     )
+
+
+def _by_interval(top: Settings, video: Settings) -> bool:
+    """Return whether frames are chosen as for GLM-4.1V: GLM-4.5V's are, not those of GLM-4.6V,
+    which has the same model_type.
+    """
+    later = video.get("video_processor_type", "") == "Glm46VVideoProcessor"
+    return top.get("model_type", "glm4v") in ("glm4v", "glm4v_moe") and not later
 
 
 def _read_video(video: Settings, patch: int, merge: int) -> PairedFrames:

@@ -57,6 +57,18 @@ TEXT = {
         "mrope_section": [1, 2, 3],
     },
 }
+EXPERTS = {
+    "head_dim": 28,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 34,
+    "routed_scaling_factor": 1.5,
+    "rope_parameters": TEXT["rope_parameters"] | {"mrope_section": [2, 2, 3]},
+}
 
 
 def tiles(inputs: Any, merge: int) -> list[np.ndarray]:
@@ -85,9 +97,16 @@ def glm4v(
     text: dict[str, Any] | None = None,
     pixels: tuple[int, int] = (2 * 28 * 28 * 4, 2 * 28 * 28 * 30),
     tied: bool = False,
+    moe: bool = False,
 ) -> Oracle:
     """`pixels`: the fewest and the most of a picture's two equal frames together."""
-    from transformers import Glm4vConfig, Glm4vForConditionalGeneration, Glm4vProcessor
+    from transformers import (
+        Glm4vConfig,
+        Glm4vForConditionalGeneration,
+        Glm4vMoeConfig,
+        Glm4vMoeForConditionalGeneration,
+        Glm4vProcessor,
+    )
     from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 
     tokens = tokenizer(SPECIAL)
@@ -99,8 +118,10 @@ def glm4v(
     }
     settings = TEXT | {"vocab_size": tokens.get_vocab_size() + 3} | (text or {})
     tower = VISION | {"out_hidden_size": settings["hidden_size"]} | (vision or {})
-    model = Glm4vForConditionalGeneration(
-        Glm4vConfig(vision_config=tower, text_config=settings, tie_word_embeddings=tied, **ids)
+    kinds = Glm4vConfig, Glm4vForConditionalGeneration
+    config, model = (Glm4vMoeConfig, Glm4vMoeForConditionalGeneration) if moe else kinds
+    model = model(
+        config(vision_config=tower, text_config=settings, tie_word_embeddings=tied, **ids)
     )
     model = save(
         folder, randomize(model, seed), tokens, TEMPLATE, NAMES, eos=["<|endoftext|>", "<|user|>"]
@@ -131,7 +152,7 @@ def glm4v(
 
 
 ROW = Row(
-    "GLM-4.1V, GLM-4.6V, GLM-OCR",
+    "GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR",
     {
         "heads of 40 and 24, half of each turning": glm4v,
         "tied, 6 heads on 2, biases, merge of 3, pictures below a token, as published": published(
@@ -164,7 +185,8 @@ ROW = Row(
             ),
             mrope=False,
         ),
+        "experts in 3 groups and 2 shared ones": lambda f: glm4v(f, seed=2, moe=True, text=EXPERTS),
     },
     notes="positions interpolated bicubically, downsampling convolution, norms before and after, "
-    "partial M-RoPE",
+    "partial M-RoPE, experts",
 )
