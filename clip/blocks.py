@@ -397,17 +397,26 @@ def biased_parameters(
 def qkv_parameters(
     at: str, width: int, theirs: str, source: Callable[[str], tuple[str, ...]]
 ) -> dict[str, Parameter]:
-    """Queries, keys and values, which a checkpoint holds in one"""
+    """Queries, keys and values, which a checkpoint holds in one, `theirs`, whose name ends in qkv,
+    or in three whose names end in q, k and v.
+    """
 
     def third(index: int) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda fused: fused.chunk(3)[index]
 
     shapes: dict[str, tuple[int, ...]] = {"weight": (width, width), "bias": (width,)}
     return {
-        f"{at}.{part}.{kind}": Parameter(
-            shape, source(f"{theirs}.{kind}"), (3 * width, *shape[1:]), third(index)
+        f"{at}.attn_{part}.{kind}": Parameter(
+            shape,
+            source(f"{theirs}.{kind}"),
+            (3 * width, *shape[1:]),
+            third(index),
+            others=tuple(
+                Stored((name,), shape)
+                for name in source(f"{theirs.removesuffix('qkv')}{part}.{kind}")
+            ),
         )
-        for index, part in enumerate(("attn_q", "attn_k", "attn_v"))
+        for index, part in enumerate("qkv")
         for kind, shape in shapes.items()
     }
 

@@ -32,6 +32,9 @@ class Entry:
     ties: tuple[str, ...] = ()
 
 
+# How pictures and videos are cut is for the program that reads the file; what a vocabulary calls
+# them stands in the decoder's, and whether there are ears, too, is no matter of the eyes.
+NOT_IN_GGUF = ("resolution", "video", "bidirectional", "marks", "hears")
 FAMILIES = (
     Entry("mtmd.clip.families.gemma3", ("gemma3",), ("gemma3",), ("gemma3",)),
     Entry("mtmd.clip.families.paligemma", ("paligemma",), ties=("paligemma",)),
@@ -45,11 +48,15 @@ FAMILIES = (
     Entry("mtmd.clip.families.llava.onevision", ("llava_onevision",)),
     Entry(
         "mtmd.clip.families.qwen3_vl",
-        ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+        ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe_thinker"),
         ("qwen3vl_merger",),
     ),
     Entry("mtmd.clip.families.qwen2_vl", ("qwen2_vl",), ("qwen2vl_merger",)),
-    Entry("mtmd.clip.families.qwen2_5_vl", ("qwen2_5_vl",), ("qwen2.5vl_merger", "qwen2.5o")),
+    Entry(
+        "mtmd.clip.families.qwen2_5_vl",
+        ("qwen2_5_vl", "qwen2_5_omni_thinker"),
+        ("qwen2.5vl_merger", "qwen2.5o"),
+    ),
     Entry("mtmd.clip.families.lfm2_vl", ("lfm2_vl",), ("lfm2",), ("lfm2_vl",)),
     Entry(
         "mtmd.clip.families.pixtral",
@@ -197,8 +204,7 @@ def gguf_of(family: VisionFamily, where: str) -> tuple[dict[str, Any], Mapping[s
     read = gguf_vision_family(made.projector, metadata, shapes, where)
     for name in getattr(family, "__dataclass_fields__", ()):
         a, b = getattr(family, name), getattr(read, name)
-        # How pictures and videos are cut is for the program that reads the file.
-        if name not in ("resolution", "video", "bidirectional") and not _alike(a, b):
+        if name not in NOT_IN_GGUF and not _alike(a, b):
             raise ModelError(
                 f"{where}: a GGUF with projector {made.projector} does not say {name} {a!r:.60} "
                 f"(it would be {b!r:.60}); use the model in safetensors"
@@ -216,10 +222,15 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def gguf_vision_family(
-    projector: str, metadata: Mapping[str, Any], shapes: Mapping[str, Shape], where: str
+    projector: str,
+    metadata: Mapping[str, Any],
+    shapes: Mapping[str, Shape],
+    where: str,
+    template: str = "",
 ) -> VisionFamily:
-    """The family of a GGUF projector file (mmproj), from its metadata and the shapes of its tensors
-    by name. Raises ModelError for one we do not know, naming those we do.
+    """The family of a GGUF projector file (mmproj), from its metadata, the shapes of its tensors by
+    name, and the chat template of its decoder. Raises ModelError for one we do not know, naming
+    those we do.
 
     A family's `from_gguf(keys, shapes)` says what config.json and the image processor's settings
     would; the rest is as with any checkpoint.
@@ -233,7 +244,8 @@ def gguf_vision_family(
         )
     module = import_module(entry.module)
     keys = Settings(
-        {k.removeprefix("clip."): metadata[k] for k in metadata if k.startswith("clip.")},
+        {k.removeprefix("clip."): metadata[k] for k in metadata if k.startswith("clip.")}
+        | {"chat_template": template},
         f"{where}: clip",
     )
     config, image = module.from_gguf(keys, shapes)

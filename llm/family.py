@@ -57,7 +57,7 @@ FAMILIES = (
     ),
     Entry(
         "mtmd.llm.families.qwen3",
-        ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"),
+        ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text"),
         ("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"),
     ),
     Entry(
@@ -67,7 +67,14 @@ FAMILIES = (
     ),
     Entry(
         "mtmd.llm.families.qwen2",
-        ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "llava_onevision_text", "paddleocr_vl_text"),
+        (
+            "qwen2",
+            "qwen2_vl_text",
+            "qwen2_5_vl_text",
+            "qwen2_5_omni_text",
+            "llava_onevision_text",
+            "paddleocr_vl_text",
+        ),
         ("qwen2", "qwen2vl", "paddleocr"),
     ),
     Entry("mtmd.llm.families.lfm2", ("lfm2", "lfm2_moe"), ("lfm2", "lfm2moe")),
@@ -140,9 +147,11 @@ def gguf_text_family(
     names: frozenset[str],
     where: str,
     projector: str | None = None,
+    stacked: int = 0,
 ) -> TextFamily:
-    """The family of a GGUF, from its metadata, the names of its tensors and the type of the
-    projector that it comes with. Raises ModelError for one we do not know, naming those we do.
+    """The family of a GGUF, from its metadata, the names of its tensors, the type of the projector
+    that it comes with and for how many layers that has features of their own, which converters do
+    not always write for the decoder. Raises ModelError for one we do not know, naming those we do.
 
     A family's `from_gguf(keys)` says what a config.json would; the rest is as with any checkpoint.
     """
@@ -161,6 +170,9 @@ def gguf_text_family(
     )
     config = {**common_keys(keys, metadata, names), **module.from_gguf(keys, names)}
     config["part_of"] = projector
+    config["deepstack_visual_indexes"] = config.get("deepstack_visual_indexes") or list(
+        range(stacked)
+    )
     family: TextFamily = module.read(Settings(config, keys.where))
     return family
 

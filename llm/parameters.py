@@ -18,8 +18,11 @@ Convert = Callable[[Tensor], Tensor]
 QKV = ("attn_q", "attn_k", "attn_v")
 ATTENTION = (*QKV, "attn_output")
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
-LM_HEAD = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
-COPIED_HEAD = r"((language_)?model\.)?lm_head\.weight"  # of a tied table: a copy nobody needs
+LM_HEAD = tuple(
+    f"{prefix}lm_head.weight" for prefix in ("", "language_model.", "model.", "thinker.")
+)
+# Of a tied table: a copy nobody needs
+COPIED_HEAD = r"((language_)?model\.|thinker\.)?lm_head\.weight"
 
 
 def prefixed(prefixes: Iterable[str]) -> Source:

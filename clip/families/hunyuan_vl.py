@@ -220,7 +220,7 @@ def read(top: Settings, image: Settings) -> HunyuanVision:
         side=c.count("max_image_size", 2048) // patch,
         # Published settings have the decoder's beside these.
         text_width=(text if text.values else top).count("hidden_size", 4096, maximum=MAX_WIDTH),
-        image_token=str(image.get("image_token", IMAGE_TOKEN)),
+        image_token=str(image.part("tokens").get("image_token", IMAGE_TOKEN)),
         resolution=read_dynamic(
             cubic,
             patch,

@@ -1,5 +1,5 @@
 """Qwen2.5-VL's vision tower: Qwen2-VL's with RMS norms, gated SiLU, and windows in which most
-layers attend (arXiv:2502.13923).
+layers attend (arXiv:2502.13923). Qwen2.5-Omni's eyes (arXiv:2503.20215) are the same.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from mtmd.clip.blocks import (
     two_frames,
 )
 from mtmd.clip.grids import Cells, Grids, OneGrid, Part, nothing_seen
+from mtmd.clip.marks import CAPITALS, Marks, marks_of_template, read_marks
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.resolution.smart_resize import DynamicResolution, gguf_dynamic, read_dynamic
-from mtmd.clip.video.family import taken_fps
-from mtmd.clip.video.pairs import FRAMES, PairedFrames, read_each_frame
-from mtmd.clip.video.video import Video
+from mtmd.clip.video.pairs import EACH_FRAME, PairedFrames, Seconds, read_each_frame
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import Rotary
@@ -40,6 +39,8 @@ from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
 EPS = 1e-6  # of every norm; the settings do not say
+OMNI = "qwen2_5_omni_thinker"
+OTHER_PARTS = r"(thinker\.)?audio_tower\..*", r"talker\..*", r"token2wav\..*"
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,27 @@ class Qwen25Vision:
     rotary: Rotary
     resolution: DynamicResolution
     video: PairedFrames
+    marks: Marks
+    hears: bool  # whether it is a part of Qwen2.5-Omni, with ears and a voice that are not read
 
-    marker = image_token = "<|image_pad|>"
-    around = ("<|vision_start|>", "<|vision_end|>")
     bidirectional = False
     separator = None
-    unused = ()
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        return OTHER_PARTS if self.hears else ()
+
+    @property
+    def marker(self) -> str:
+        return self.marks.image
+
+    @property
+    def image_token(self) -> str:
+        return self.marks.image
+
+    @property
+    def around(self) -> tuple[str, str]:
+        return self.marks.around
 
     def parameters(self) -> Mapping[str, Parameter]:
         width, ffn, merged = self.width, self.ffn, self.width * self.resolution.merge**2
@@ -167,19 +183,6 @@ class Qwen25Vision:
         return ops.add(w.linear(y, f"{at}.ffn_down", bias=True), x, name=f"{at}.ffn_residual")
 
 
-@dataclass(frozen=True)
-class Seconds:
-    """Time as positions, so many a second, counted by groups that are equally far apart."""
-
-    each: float
-
-    def __call__(self, video: Video, groups: int) -> tuple[int, ...]:
-        """Compute in fp32, as the reference does."""
-        interval = np.float32(self.each) * np.float32(FRAMES / taken_fps(video))
-        times = np.arange(groups).astype(np.float32) * interval
-        return tuple(int(time) for time in times)
-
-
 @dataclass(frozen=True, eq=False)
 class Layout:
     """Order of the patches of a grid: the patch at each place, `order` [P]; its row and column,
@@ -244,7 +247,7 @@ def to_gguf(family: Qwen25Vision) -> GgufTower:
         text_width=family.text_width,
     )
     return GgufTower(
-        "qwen2.5vl_merger",
+        "qwen2.5o" if family.hears else "qwen2.5vl_merger",
         keys
         | {
             "use_silu": True,
@@ -273,7 +276,9 @@ def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], d
             for key in ("hidden_size", "intermediate_size", "hidden_act", "patch_size")
         },
     }
-    return {"vision_config": vision}, gguf_dynamic(keys)
+    image = gguf_dynamic(keys) | {"tokens": marks_of_template(keys.get("chat_template", ""))}
+    kind = OMNI if keys.get("projector_type", "") == "qwen2.5o" else "qwen2_5_vl"
+    return {"model_type": kind, "vision_config": vision}, image
 
 
 def read(top: Settings, image: Settings) -> Qwen25Vision:
@@ -281,6 +286,8 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
     ModelError where a value cannot be followed.
     """
     c = top.part("vision_config")
+    hears = top.get("model_type", "") == OMNI
+    marks = read_marks(image, CAPITALS if hears else Marks())
     for key, value in (("hidden_act", "silu"), ("in_channels", 3), ("temporal_patch_size", 2)):
         c.choice(key, (value,), value)
     width, heads = (
@@ -313,11 +320,19 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
             image.part("video_processor"),
             patch=patch,
             merge=merge,
-            token="<|video_pad|>",
-            clock=Seconds(c.number("tokens_per_second", 4)),
+            token=marks.video,
+            clock=Seconds(
+                top.number("position_id_per_seconds", 25)
+                if hears
+                else c.number("tokens_per_second", 4)
+            ),
+            # Omni's processor has limits of its own, and none of the settings' for frames
+            limits=EACH_FRAME if hears else None,
         ),
+        marks=marks,
+        hears=hears,
     )
 
 
 def _names(name: str) -> tuple[str, ...]:
-    return f"visual.{name}", f"model.visual.{name}"
+    return f"visual.{name}", f"model.visual.{name}", f"thinker.visual.{name}"

@@ -1,12 +1,14 @@
 """Qwen3-VL's and Qwen3.5's vision tower: pictures of any size, a table of positions scaled to their
 grid, patches turned by their row and column, 2 x 2 of them merged into a token, and in Qwen3-VL
-features of several layers side by side (arXiv:2511.21631).
+features of several layers side by side (arXiv:2511.21631). Qwen3-Omni's eyes (arXiv:2509.17765)
+are the same, with other names and videos that are one run of tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import isqrt
 from typing import Any
 
@@ -24,13 +26,16 @@ from mtmd.clip.blocks import (
     two_frames,
 )
 from mtmd.clip.grids import Cells, Grids, OneGrid
+from mtmd.clip.marks import Marks, marks_of_template, read_marks
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.resolution.smart_resize import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.video.family import ClipShape, group_times
 from mtmd.clip.video.pairs import (
     AllFrames,
     PairedFrames,
+    Seconds,
     check_limits,
+    read_each_frame,
     read_limits,
     read_pairs,
     read_share,
@@ -47,9 +52,11 @@ from mtmd.kernels.plan.flash_choice import AttentionForm
 
 EPS = 1e-6  # of every norm; the settings do not say
 GGUF_TOKENS = 64, 16384  # the limits of every published checkpoint; GGUF files do not say
-VIDEO_TOKEN = "<|video_pad|>"
-AROUND = "<|vision_start|>", "<|vision_end|>"
 CLIP_PIXELS = 128 * 32 * 32, 768 * 32 * 32  # of all frames; transformers' defaults
+OMNI = "qwen3_omni_moe_thinker"
+OTHER_PARTS = r"(thinker\.)?audio_tower\..*", r"talker\..*", r"code2wav\..*"
+# What Qwen3-Omni's mergers call their parts
+MERGER = {"norm": "ln_q", "linear_fc1": "mlp.0", "linear_fc2": "mlp.2"}
 
 
 @dataclass(frozen=True)
@@ -67,12 +74,27 @@ class Qwen3Vision:
     rotary: Rotary
     resolution: DynamicResolution
     video: PairedFrames
+    marks: Marks
+    hears: bool  # whether it is a part of Qwen3-Omni, with ears and a voice that are not read
 
-    marker = image_token = "<|image_pad|>"
-    around = AROUND
     bidirectional = False
     separator = None
-    unused = ()
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        return OTHER_PARTS if self.hears else ()
+
+    @property
+    def marker(self) -> str:
+        return self.marks.image
+
+    @property
+    def image_token(self) -> str:
+        return self.marks.image
+
+    @property
+    def around(self) -> tuple[str, str]:
+        return self.marks.around
 
     def parameters(self) -> Mapping[str, Parameter]:
         width, ffn, merged, text = (
@@ -232,7 +254,10 @@ def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], d
         if isinstance(on, (list, tuple))
         else on,
     }
-    return {"vision_config": vision}, gguf_dynamic(keys, merge, GGUF_TOKENS)
+    image = gguf_dynamic(keys, merge, GGUF_TOKENS)
+    return {"vision_config": vision}, image | {
+        "tokens": marks_of_template(keys.get("chat_template", ""))
+    }
 
 
 def read(top: Settings, image: Settings) -> Qwen3Vision:
@@ -242,6 +267,7 @@ def read(top: Settings, image: Settings) -> Qwen3Vision:
     c = top.part("vision_config")
     c.choice("in_channels", (3,), 3)
     c.choice("temporal_patch_size", (2,), 2)
+    hears, marks = top.get("model_type", "") == OMNI, read_marks(image, Marks())
     layers, positions = (
         c.count("depth", 27, maximum=MAX_LAYERS),
         c.count("num_position_embeddings", 2304),
@@ -251,7 +277,8 @@ def read(top: Settings, image: Settings) -> Qwen3Vision:
             f"{c.where}: num_position_embeddings is {positions}, expected those of a square"
         )
     stacked = c.get(
-        "deepstack_visual_indexes", [8, 16, 24] if "_vl" in str(top.get("model_type", "")) else []
+        "deepstack_visual_indexes",
+        [8, 16, 24] if "_vl" in str(top.get("model_type", "")) or hears else [],
     )
     if (
         not isinstance(stacked, list)
@@ -283,11 +310,22 @@ def read(top: Settings, image: Settings) -> Qwen3Vision:
         stacked=tuple(stacked),
         rotary=read_grid_rotary(c, width, heads),
         resolution=read_dynamic(image, patch, merge),
-        video=_read_video(image.part("video_processor"), patch, merge),
+        video=read_each_frame(
+            image.part("video_processor"),
+            patch=patch,
+            merge=merge,
+            token=marks.video,
+            clock=Seconds(top.number("position_id_per_seconds", 25)),
+            limits=CLIP_PIXELS,  # a frame's; the settings' are those of pictures
+        )
+        if hears
+        else _read_video(image.part("video_processor"), patch, merge, marks),
+        marks=marks,
+        hears=hears,
     )
 
 
-def _read_video(video: Settings, patch: int, merge: int) -> PairedFrames:
+def _read_video(video: Settings, patch: int, merge: int, marks: Marks) -> PairedFrames:
     factor, normalize, resample = read_pairs(
         video, patch=patch, merge=merge, mean=(0.5,) * 3, std=(0.5,) * 3
     )
@@ -301,19 +339,30 @@ def _read_video(video: Settings, patch: int, merge: int) -> PairedFrames:
         resample=resample,
         rule=FrameRule(FirstToLast(video.number("fps", 2.0), *frames)),
         # Templates put a pair around it, which the authors' processor takes away.
-        markers=(VIDEO_TOKEN.join(AROUND), VIDEO_TOKEN),
-        token=VIDEO_TOKEN,
-        write=_write,
+        markers=(marks.video.join(marks.around), marks.video),
+        token=marks.video,
+        write=partial(_write, marks),
     )
 
 
-def _write(video: Video, shape: ClipShape) -> str:
+def _write(marks: Marks, video: Video, shape: ClipShape) -> str:
     """Each group behind its time, the middle between its frames' times."""
-    tokens = (VIDEO_TOKEN * shape.tokens).join(AROUND)
+    tokens = (marks.video * shape.tokens).join(marks.around)
     return "".join(
         f"<{(first + last) / 2:.1f} seconds>{tokens}" for first, last in group_times(video, shape)
     )
 
 
 def _names(name: str) -> tuple[str, ...]:
-    return f"model.visual.{name}", f"visual.{name}"
+    part, _, rest = name.partition(".")
+    theirs = name
+    if part in ("merger", "deepstack_merger_list"):
+        stem, _, kind = rest.rpartition(".")
+        index, _, last = stem.rpartition(".")
+        at = f"merger_list.{index}" if index else "merger"
+        theirs = f"{at}.{MERGER[last]}.{kind}"
+    return (
+        f"model.visual.{name}",
+        f"visual.{name}",
+        *(f"{prefix}visual.{theirs}" for prefix in ("thinker.", "")),
+    )

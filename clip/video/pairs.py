@@ -19,7 +19,7 @@ from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.resolution.sizes import MAX_RATIO, too_narrow, within
 from mtmd.clip.resolution.smart_resize import smart_resize
 from mtmd.clip.token_budget import DEFAULT_BUDGET, LOW_TOKENS, Budget
-from mtmd.clip.video.family import ClipShape, Run, Write, tile_of_frames
+from mtmd.clip.video.family import ClipShape, Run, Write, taken_fps, tile_of_frames
 from mtmd.clip.video.rules import FrameRule, WholeGroups
 from mtmd.clip.video.video import Video
 from mtmd.kernels.checkpoint.settings import Settings
@@ -43,6 +43,19 @@ class Clock(Protocol):
 
     def __call__(self, video: Video, groups: int) -> tuple[int, ...]:
         """Return how far each group is behind the first."""
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Time as positions, so many a second, counted by groups that are equally far apart."""
+
+    each: float
+
+    def __call__(self, video: Video, groups: int) -> tuple[int, ...]:
+        """Compute in fp32, as the reference does."""
+        interval = np.float32(self.each) * np.float32(FRAMES / taken_fps(video))
+        times = np.arange(groups).astype(np.float32) * interval
+        return tuple(int(time) for time in times)
 
 
 @dataclass(frozen=True)
@@ -206,18 +219,26 @@ def read_share(video: Settings, default: int) -> int | None:
 
 
 def read_each_frame(
-    video: Settings, *, patch: int, merge: int, token: str, clock: Clock
+    video: Settings,
+    *,
+    patch: int,
+    merge: int,
+    token: str,
+    clock: Clock,
+    limits: tuple[int, int] | None = None,
 ) -> PairedFrames:
     """Pairs within limits of pixels for each frame, in one run of tokens whose time is a position
     (transformers' Qwen2VLVideoProcessor). Its settings need not say how many frames a second are
-    taken: then it is what the authors' own tool takes.
+    taken: then it is what the authors' own tool takes. `limits` of pixels, where whatever the
+    settings say does not count.
     """
     factor, normalize, resample = read_pairs(video, patch=patch, merge=merge)
-    minimum, maximum = read_limits(video, EACH_FRAME)
-    minimum, maximum = (
-        video.count("min_pixels", minimum, maximum=MAX_PIXELS),
-        video.count("max_pixels", maximum, maximum=MAX_PIXELS),
-    )
+    if limits is None:
+        minimum, maximum = read_limits(video, EACH_FRAME)
+        minimum = video.count("min_pixels", minimum, maximum=MAX_PIXELS)
+        maximum = video.count("max_pixels", maximum, maximum=MAX_PIXELS)
+    else:
+        minimum, maximum = limits
     check_limits(video, minimum, maximum, factor)
     frames = video.count("min_frames", 4), video.count("max_frames", 768)
     return PairedFrames(

@@ -42,7 +42,7 @@ from mtmd.llm.parameters import (
 from mtmd.llm.state import KV
 
 KINDS = ("full_attention", "sliding_attention")
-PREFIXES = ("model.", "model.language_model.", "language_model.model.")
+PREFIXES = ("model.", "model.language_model.", "language_model.model.", "thinker.model.")
 # What transformers takes for keys that a config.json leaves out, alone and with pictures.
 PLAIN: dict[str, Any] = {
     "vocabulary": 151936,
@@ -68,6 +68,16 @@ PICTURES: dict[str, Any] = {
     "sections": [16, 24, 24],
     "full": 80,
 }
+OMNI: dict[str, Any] = {
+    **PICTURES,
+    "width": 3584,
+    "ffn": 18944,
+    "layers": 28,
+    "heads": 28,
+    "groups": 4,
+    "eps": 1e-6,
+    "full": 28,
+}
 # Ernie 4.5's layers with positions as Qwen2-VL's
 PADDLE: dict[str, Any] = {
     "vocabulary": 103424,
@@ -84,7 +94,12 @@ PADDLE: dict[str, Any] = {
     "full": 18,
     "tied": True,
 }
-KNOWN = {"qwen2": PLAIN, "paddleocr_vl_text": PADDLE, "paddleocr_vl": PADDLE}
+KNOWN = {
+    "qwen2": PLAIN,
+    "qwen2_5_omni_text": OMNI,
+    "paddleocr_vl_text": PADDLE,
+    "paddleocr_vl": PADDLE,
+}
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from mtmd.llm.parameters import (
 )
 from mtmd.llm.state import KV
 
-PREFIXES = ("model.language_model.", "model.", "language_model.model.")
+PREFIXES = ("model.language_model.", "model.", "language_model.model.", "thinker.model.")
 # What transformers takes for keys that a config.json leaves out, by model_type.
 DENSE = {
     "hidden_size": 4096,
@@ -86,6 +86,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts": 60,
         "moe_intermediate_size": 1408,
         "num_experts_per_tok": 4,
+    },
+    "qwen3_omni_moe_text": SPARSE
+    | {
+        "vocab_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "rope_theta": 1e6,
+        "norm_topk_prob": True,
+        "deepstack_visual_indexes": [8, 16, 24],
     },
 }
 
@@ -245,7 +255,7 @@ def read(given: Settings) -> Qwen3Text:
     (count, groups, head), depth, pictured = (
         read_heads(c, 32, None, None),
         c.count("num_hidden_layers", maximum=MAX_LAYERS),
-        "_vl" in kind,
+        "_vl" in kind or "_omni" in kind,
     )
     stacked: object = c.get("deepstack_visual_indexes", [])
     if not isinstance(stacked, list) or len(stacked) > depth:
@@ -254,7 +264,7 @@ def read(given: Settings) -> Qwen3Text:
             f"{depth}"
         )
     experts = (
-        read_experts(c, depth, True if pictured else None) if c.get("num_experts", 0) else None
+        read_experts(c, depth, True if "_vl" in kind else None) if c.get("num_experts", 0) else None
     )
     return Qwen3Text(
         width=c.count("hidden_size", maximum=MAX_WIDTH),

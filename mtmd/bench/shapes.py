@@ -20,7 +20,7 @@ from mtmd.base.spelling import did_you_mean
 from mtmd.bench.random_weights import RandomFile, plain_kinds, text_kinds
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import RANDOM, Checkpoint
-from mtmd.checkpoint.folder import text_settings
+from mtmd.checkpoint.folder import answering_part, text_settings
 from mtmd.clip.family import VisionFamily, vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
@@ -110,7 +110,8 @@ def read_shape(shape: str) -> tuple[str, Settings, Settings]:
         )
     file = path / "config.json" if path.is_dir() else path
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
-    return name, Settings(read_json(file), file.name), _image_settings(file.parent)
+    config = answering_part(Settings(read_json(file), file.name))
+    return name, config, _image_settings(file.parent)
 
 
 def _short_name(name: str, known: Mapping[str, Mapping[str, Any]]) -> str:

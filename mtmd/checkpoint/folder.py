@@ -29,14 +29,14 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
     """Everything checked that can be without reading weights; of these, tables for tokens and for
     outputs are compared where there are both. Raises ModelError saying which file is wrong and how.
     """
-    settings = Settings(read_json(folder / "config.json", required=False), "config.json")
+    settings = read_config(folder, required=False)
     with refused_by_name(folder):
         try:
             file = open_weights(folder)
         except ModelError:
             _check_kind(settings)  # a reason that other weights would not mend
             raise
-    settings = Settings(read_json(folder / "config.json"), "config.json")
+    settings = read_config(folder)
     if is_dual(settings):
         raise DualEncoderError(
             f"{folder} is a dual encoder, which gives vectors and no answers; use `mtmd embed`, or "
@@ -81,6 +81,19 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
         sampling=_sampling(folder, settings),
         notes=tuple(notes),
     )
+
+
+def read_config(folder: Path, required: bool = True) -> Settings:
+    """Read the part of config.json that answers. Raises ModelError."""
+    return answering_part(
+        Settings(read_json(folder / "config.json", required=required), "config.json")
+    )
+
+
+def answering_part(config: Settings) -> Settings:
+    """Return a configuration, or, of a model that speaks as well, that of its thinker."""
+    has_voice = config.get("thinker_config", None) is not None
+    return config.part("thinker_config") if has_voice else config
 
 
 def _check_kind(settings: Settings) -> None:
@@ -134,7 +147,8 @@ def text_settings(settings: Settings) -> Settings:
 def _image_processor(folder: Path) -> Settings:
     """Return how pictures are prepared, and, as its `video_processor`, how videos are: one file in
     transformers 5, others before; as there, the first has precedence, and what is not said of
-    videos is as with pictures. The tokenizer's `image_token`, where it names one, is among them.
+    videos is as with pictures. Its `tokens` are the tokenizer's settings, with the tokens that they
+    name.
     """
     name = "processor_config.json"
     both = Settings(read_json(folder / name, required=False), name)
@@ -145,8 +159,10 @@ def _image_processor(folder: Path) -> Settings:
         image = Settings(read_json(folder / name), name)
     own = read_json(folder / "video_preprocessor_config.json", required=False)
     video = both.get("video_processor", None) or own or image.values
-    token = read_json(folder / TOKENIZER_CONFIG, required=False).get("image_token")
-    return Settings({"image_token": token, **image.values, "video_processor": video}, image.where)
+    tokens = read_json(folder / TOKENIZER_CONFIG, required=False)
+    named = tokens.get("extra_special_tokens")
+    tokens = {**tokens, **named} if isinstance(named, dict) else tokens
+    return Settings({**image.values, "video_processor": video, "tokens": tokens}, image.where)
 
 
 def _check_image_token(folder: Path, config: Settings, token: str, tokenizer: Tokenizer) -> None:

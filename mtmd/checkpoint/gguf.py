@@ -58,16 +58,18 @@ def open_gguf(
     if projector is None and own is None:
         projector, missing = _alongside(path, architecture)
     tower = None
+    written = str(file.metadata.get(TEMPLATE, ""))
     if projector:  # one that is given is used in place of the file's own
-        tower = _open_projector(projector)
+        tower = _open_projector(projector, written)
     elif own is not None:
-        tower = _Tower(own, where)
+        tower = _Tower(own, where, written)
     text = gguf_text_family(
         architecture,
         file.metadata,
         frozenset(file.names()) - towers,
         where,
         tower.kind if tower else None,
+        tower.stacked if tower else 0,
     )
     text_weights = CanonicalWeights(file, text.parameters(), where)
     check_no_extra(file, {*text_weights.sources, *towers}, text.unused, where)
@@ -143,8 +145,8 @@ def _alongside(path: Path, architecture: str) -> tuple[Path | None, str]:
 class _Tower:
     """The encoder and projector in a file, which may be the decoder's as well."""
 
-    def __init__(self, file: GgufFile | View, where: str) -> None:
-        """Raises ModelError for one that is not read."""
+    def __init__(self, file: GgufFile | View, where: str, template: str) -> None:
+        """`template` is the decoder's. Raises ModelError for one that is not read."""
         kind = file.metadata.get(
             "clip.projector_type", file.metadata.get("clip.vision.projector_type")
         )
@@ -167,13 +169,15 @@ class _Tower:
             )
         shapes = {n: file.meta(n)[0] for n in names if n.startswith(TOWER)}
         self.kind, self.file = kind, file
-        self.vision = gguf_vision_family(kind, file.metadata, shapes, where)
+        self.vision = gguf_vision_family(kind, file.metadata, shapes, where, template)
+        stacked = file.metadata.get("clip.vision.is_deepstack_layers", ())
+        self.stacked = sum(map(bool, stacked)) if isinstance(stacked, (list, tuple)) else 0
         self.weights = CanonicalWeights(file, self.vision.parameters(), where)
         used = {*self.weights.sources, *(n for n in names if n not in shapes)}
         check_no_extra(file, used, (*self.vision.unused, *SOUND), where)
 
 
-def _open_projector(path: Path) -> _Tower:
+def _open_projector(path: Path, template: str) -> _Tower:
     file, where = GgufFile(path), path.name
     architecture = _architecture(file, where)
     if architecture != PROJECTOR:
@@ -182,7 +186,7 @@ def _open_projector(path: Path) -> _Tower:
             f"({PROJECTOR!r}); "
             "fetch the model's mmproj file"
         )
-    return _Tower(file, where)
+    return _Tower(file, where, template)
 
 
 def _template(file: GgufFile | View, tokenizer: Tokenizer, where: str) -> ChatTemplate:

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from mtmd.base.errors import ImageError, OptionError
+from mtmd.base.text import mib
 from mtmd.checkpoint.requantize import weights_note
 from mtmd.clip.family import VisionFamily
 from mtmd.clip.resolution.resolution import prepare_blank
 from mtmd.clip.token_budget import Budget
-from mtmd.kernels.checkpoint.canonical import PLAIN_KINDS, CanonicalWeights
+from mtmd.kernels.checkpoint.canonical import PLAIN_KINDS, CanonicalWeights, WeightFile
 from mtmd.kernels.checkpoint.magic import is_gguf
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.report.facts import AdapterFacts, DequantizedTensor, GraphFacts
@@ -36,6 +37,7 @@ SIZES = (
     (1080, 1920),
     (3840, 2160),
 )  # (width, height) of pictures, in pixels
+MAX_PARTS = 8  # that are named of those that are not used
 STATES = {
     "kv": "keys and values",
     "conv": "convolution windows",
@@ -139,7 +141,7 @@ def model_info(model: Model) -> ModelInfo:
     tokenizer, vision = checkpoint.tokenizer, checkpoint.vision
     types = tuple(t for part, weights in weights_of(model) for t in _types(part, weights, model))
     budget = Budget(model.options.image_min_tokens, model.options.image_max_tokens)
-    note = weights_note(checkpoint)
+    notes = (*checkpoint.notes, weights_note(checkpoint), _left_out(model))
     named = tuple(
         TokenFact(name, text, tokenizer.special[name])
         for name, text in tokenizer.special_text.items()
@@ -178,8 +180,33 @@ def model_info(model: Model) -> ModelInfo:
         or ("none; " if checkpoint.template.missing else "the model's own")
         + checkpoint.template.missing.partition(": ")[2],
         sampling=checkpoint.sampling,
-        notes=checkpoint.notes if note == "" else (*checkpoint.notes, note),
+        notes=tuple(note for note in notes if note),
     )
+
+
+def _left_out(model: Model) -> str:
+    """Return which parts of the files are not used, such as ears and a voice, by the shortest
+    beginnings of names that no tensor in use has; "" where all are.
+    """
+    used: dict[int, tuple[WeightFile, set[str]]] = {}
+    for _, weights in weights_of(model):
+        used.setdefault(id(weights.file), (weights.file, set()))[1].update(weights.sources)
+    parts, count, size = set[str](), 0, 0
+    for file, names in used.values():
+        begun = {name[:end] for name in names for end in _dots(name)}
+        for name in set(file.names()) - names:
+            parts.add(next((name[:i] for i in _dots(name) if name[:i] not in begun), name))
+            count, size = count + 1, size + file.stored_bytes(name)
+    if not parts:
+        return ""
+    shown = sorted(parts)
+    more = f" and {len(shown) - MAX_PARTS} more" if len(shown) > MAX_PARTS else ""
+    return f"not used: {', '.join(shown[:MAX_PARTS])}{more} ({count} tensors, {mib(size)})"
+
+
+def _dots(name: str) -> Iterator[int]:
+    """Yield where a tensor's name has a dot."""
+    return (i for i, character in enumerate(name) if character == ".")
 
 
 def stored_bytes(weights: CanonicalWeights, source: str) -> int:

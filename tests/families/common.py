@@ -91,9 +91,8 @@ class Oracle:
             seen.update(kwargs)
 
         body = self.model.model
-        hook = (
-            body.text_model if hasattr(body, "text_model") else body.language_model
-        ).register_forward_pre_hook(look, with_kwargs=True)
+        text = getattr(body, "text_model", getattr(body, "language_model", body))
+        hook = text.register_forward_pre_hook(look, with_kwargs=True)
         try:
             self.model(**inputs)
         finally:

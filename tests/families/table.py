@@ -18,6 +18,7 @@ MODULES = (
     "qwen3_vl",
     "qwen3_5",
     "qwen3_next",
+    "qwen_omni",
     "lfm2_vl",
     "pixtral",
     "lighton_ocr",

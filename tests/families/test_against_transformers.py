@@ -143,6 +143,7 @@ PATCHES = {
     "qwen2_vl": (2, False),
     "qwen3_5": (2, False),
     "qwen3_vl": (2, False),
+    "qwen_omni": (2, False),
 }
 # Rows whose towers read pictures of unequal sizes in one run
 PACKED = {

@@ -136,6 +136,15 @@ for case in (
         published_positions=True,
     ),
     VideoCase(
+        "qwen_omni",
+        "2.5, thinker",
+        "qwen2_vl",
+        "Qwen2VLVideoProcessor",
+        {"patch_size": 14},
+        pairs,
+        "<|VIDEO|>",
+    ),
+    VideoCase(
         "qwen3_vl",
         "dense",
         "qwen3_vl",
@@ -298,6 +307,9 @@ class VideoOracle:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # transformers' use of numpy
             result = processor(text=[rendered], images=images or None, return_tensors="pt", **more)
+        if "video_second_per_grid" in result:  # of a rate that is passed for all videos
+            seconds = [2 * (c.indices[-1] / c.fps) / max(len(c.indices) - 1, 1) for c in clips]
+            result["video_second_per_grid"] = torch.tensor(seconds)
         return {k: v for k, v in result.items() if k not in ("labels", "video_metadata")}
 
 

@@ -42,6 +42,8 @@ NOT_IN_GGUF: dict[str, dict[str, int]] = {
     "kquants": LIMITS,
     "lfm2_vl": LIMITS,
     "gemma4_unified": {"image_max_tokens": 70},
+    "qwen2_5_omni": {"window": 2, **LIMITS},
+    "qwen3_omni_moe": LIMITS,
 }
 # Checkpoints of families that are not all read yet lie in a folder of their own.
 MORE = (
@@ -53,6 +55,8 @@ MORE = (
     "gemma4_unified",
     "minicpmv4_6",
     "paddleocr_vl",
+    "qwen2_5_omni",
+    "qwen3_omni_moe",
     "lighton_ocr",
     "paligemma",
     "idefics2",
