@@ -54,7 +54,7 @@ ORDER = {
         ("report",),  # and what came of it
     ),
     "clip": (
-        ("token_budget", "image", "blocks", "grids"),
+        ("token_budget", "image", "blocks", "marks", "grids"),
         ("resolution",),  # from pixels to tiles
         ("video",),  # which frames of a file, and how they become tiles
         ("family", "families"),  # the table loads a family's file by its name

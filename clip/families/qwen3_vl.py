@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from math import isqrt
 from typing import Any
 
@@ -341,16 +340,20 @@ def _read_video(video: Settings, patch: int, merge: int, marks: Marks) -> Paired
         # Templates put a pair around it, which the authors' processor takes away.
         markers=(marks.video.join(marks.around), marks.video),
         token=marks.video,
-        write=partial(_write, marks),
+        write=BehindTimes(marks),
     )
 
 
-def _write(marks: Marks, video: Video, shape: ClipShape) -> str:
+@dataclass(frozen=True)
+class BehindTimes:
     """Each group behind its time, the middle between its frames' times."""
-    tokens = (marks.video * shape.tokens).join(marks.around)
-    return "".join(
-        f"<{(first + last) / 2:.1f} seconds>{tokens}" for first, last in group_times(video, shape)
-    )
+
+    marks: Marks
+
+    def __call__(self, video: Video, shape: ClipShape) -> str:
+        tokens = (self.marks.video * shape.tokens).join(self.marks.around)
+        times = group_times(video, shape)
+        return "".join(f"<{(first + last) / 2:.1f} seconds>{tokens}" for first, last in times)
 
 
 def _names(name: str) -> tuple[str, ...]:
