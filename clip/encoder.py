@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mtmd.clip.audio_family import AudioFamily
 from mtmd.clip.family import Tower, VisionFamily
 from mtmd.clip.grids import PackedGrids
 from mtmd.clip.image.device_normalize import normalized, tables
@@ -37,6 +38,15 @@ class TowerEncoder:
     """Flash attention is decided when it is made, by asking about every batch of the tiles that are
     expected.
     """
+
+    name = "encoder"
+    """Of its graph, in reports."""
+    noun = "image"
+
+    @property
+    def separator(self) -> str | None:
+        """Return the parameter [D] that stands where an `ImagePlan.order` has -1."""
+        return None
 
     def __init__(
         self,
@@ -432,6 +442,27 @@ class TowerEncoder:
                 done.update(zip(part, finish(steps), strict=True))
         return [done[i] for i in range(len(tiles))]
 
+    def join(self, plan: ImagePlan, tiles: Sequence[Tensor]) -> Tensor:
+        """The embeddings [T, D] of the tokens of a picture, or of audio, from those of its
+        tiles.
+        """
+        rows = torch.cat(list(tiles))
+        if plan.order is None:
+            return rows
+        if self.separator is not None:
+            node = weight(self.separator, self.weights, self.dtype)
+            rows = torch.cat(
+                (rows, self.residency.get(node, self.backends[0]).view(1, -1).to(rows.device))
+            )
+        order = torch.from_numpy(plan.order).to(rows.device)
+        if plan.weights is None:
+            return rows[order]  # -1 is the last row: the separator
+        weights = torch.from_numpy(plan.weights).to(rows)
+        mixed = rows[order[:, 0]] * weights[:, :1]
+        for part in range(1, weights.shape[1]):
+            mixed += rows[order[:, part]] * weights[:, part : part + 1]
+        return mixed
+
 
 class Encoder(TowerEncoder):
     """The encoder of a vision family, whose embeddings a decoder reads."""
@@ -445,21 +476,16 @@ class Encoder(TowerEncoder):
         assert self.family.video is not None
         return self.family.video.pixels(tile)
 
-    def join(self, plan: ImagePlan, tiles: Sequence[Tensor]) -> Tensor:
-        """The embeddings [T, D] of a picture's image tokens, from those of its tiles."""
-        rows = torch.cat(list(tiles))
-        if plan.order is None:
-            return rows
-        if self.family.separator is not None:
-            node = weight(self.family.separator, self.weights, self.dtype)
-            rows = torch.cat(
-                (rows, self.residency.get(node, self.backends[0]).view(1, -1).to(rows.device))
-            )
-        order = torch.from_numpy(plan.order).to(rows.device)
-        if plan.weights is None:
-            return rows[order]  # -1 is the last row: the separator
-        weights = torch.from_numpy(plan.weights).to(rows)
-        mixed = rows[order[:, 0]] * weights[:, :1]
-        for part in range(1, weights.shape[1]):
-            mixed += rows[order[:, part]] * weights[:, part : part + 1]
-        return mixed
+    @property
+    def separator(self) -> str | None:
+        return self.family.separator
+
+
+class AudioEncoder(TowerEncoder):
+    """The encoder of a family that takes audio, whose embeddings a decoder reads. The first of
+    several ranks has it as a whole.
+    """
+
+    family: AudioFamily
+    name = "audio encoder"
+    noun = "audio"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mtmd.clip.encoder import TowerEncoder
+from mtmd.clip.encoder import AudioEncoder, TowerEncoder
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.graph import Type
 from mtmd.kernels.report.check import run_check
@@ -30,7 +30,10 @@ def encoder_placement(encoder: TowerEncoder) -> Placement:
     """
     plans = [encoder.plan(batch, tile.shape) for batch, tile in encoder.sizes().values()]
     return placement(
-        "encoder", encoder.flash, (*plans, *encoder.fallbacks.values()), (encoder.backends[0].name,)
+        encoder.name,
+        encoder.flash,
+        (*plans, *encoder.fallbacks.values()),
+        (encoder.backends[0].name,),
     )
 
 
@@ -39,23 +42,25 @@ def encoder_graphs(encoder: TowerEncoder) -> list[GraphFacts]:
     pack of unequal pictures; nothing is run or allocated.
     """
     result = [
-        graph_facts("encoder", label, _size(batch, tile), encoder.plan(batch, tile.shape))
+        graph_facts(
+            encoder.name, label, _size(encoder, batch, tile), encoder.plan(batch, tile.shape)
+        )
         for label, (batch, tile) in encoder.sizes().items()
     ]
     if (strip := encoder.strip) is not None and encoder.why_no_packs is None:
         tokens = strip.sizes[-1]
         size = f"pictures of {tokens * strip.cells.patches} patches in all"
-        result.append(graph_facts("encoder", "pack", size, encoder.pack_plan(tokens)))
+        result.append(graph_facts(encoder.name, "pack", size, encoder.pack_plan(tokens)))
     return result
 
 
 def check_encoder(encoder: TowerEncoder) -> Check:
-    """Encode one picture at the warm-up size."""
+    """Encode one picture, or one window of audio, at the warm-up size."""
     batch, tile = encoder.sizes()["warm-up"]
     pixels = torch.from_numpy(_test_picture(batch, tile.shape)).to(encoder.dtype)
     return run_check(
-        "encoder",
-        "one image encoded",
+        encoder.name,
+        f"one {encoder.noun} encoded",
         encoder.plan(batch, tile.shape),
         encoder.residency,
         encoder.dtype,
@@ -106,5 +111,7 @@ def _test_picture(batch: int, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtyp
     return (np.stack(channels)[None] + grain).astype(np.float32)
 
 
-def _size(batch: int, tile: Type) -> str:
+def _size(encoder: TowerEncoder, batch: int, tile: Type) -> str:
+    if isinstance(encoder, AudioEncoder):
+        return f"{batch} x {tile.shape[1]} frames"
     return f"{batch} x {tile.shape[2]} x {tile.shape[1]} px"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mtmd.openmp import wait_shortly
 
 if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the two alike
+    from mtmd.base.errors import AudioError as AudioError
     from mtmd.base.errors import BusyError as BusyError
     from mtmd.base.errors import ContextError as ContextError
     from mtmd.base.errors import DeviceError as DeviceError
@@ -48,10 +49,12 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.model import Model as Model
     from mtmd.options.keywords import AnswerKeywords as AnswerKeywords
     from mtmd.options.keywords import LoadKeywords as LoadKeywords
+    from mtmd.prompt.audio_input import AudioInput as AudioInput
     from mtmd.prompt.conversation import Images as Images
     from mtmd.prompt.conversation import Message as Message
     from mtmd.prompt.conversation import RawPrompt as RawPrompt
     from mtmd.prompt.video_input import VideoInput as VideoInput
+    from mtmd.receipt import AudioReceipt as AudioReceipt
     from mtmd.receipt import FrameReceipt as FrameReceipt
     from mtmd.receipt import ImageReceipt as ImageReceipt
     from mtmd.receipt import Receipt as Receipt
@@ -63,6 +66,7 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.service.ticket import gather as gather
     from mtmd.tools.tool import Tool as Tool
     from mtmd.tools.tool import ToolCall as ToolCall
+    from mtmd.transcription import Transcription as Transcription
 
 __version__ = "0.2.0.dev0"
 
@@ -84,6 +88,7 @@ _LOCATIONS = {
         "ToolCallPiece",
     ),
     "mtmd.tools.tool": ("Tool", "ToolCall"),
+    "mtmd.transcription": ("Transcription",),
     "mtmd.embedding.embedder": ("Embedder", "load_embedder"),
     "mtmd.loading": ("describe", "load"),
     "mtmd.model": ("Model",),
@@ -93,10 +98,12 @@ _LOCATIONS = {
     "mtmd.service.ticket": ("Ticket", "gather"),
     "mtmd.inspect.fit": ("fit",),
     "mtmd.inspect.predict_target": ("predict",),
-    "mtmd.receipt": ("FrameReceipt", "ImageReceipt", "Receipt", "VideoReceipt"),
+    "mtmd.prompt.audio_input": ("AudioInput",),
+    "mtmd.receipt": ("AudioReceipt", "FrameReceipt", "ImageReceipt", "Receipt", "VideoReceipt"),
     "mtmd.clip.image.decode": ("Picture",),
     "mtmd.kernels.report.warmup_report": ("WarmupReport",),
     "mtmd.base.errors": (
+        "AudioError",
         "BusyError",
         "ContextError",
         "DeviceError",

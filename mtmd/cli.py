@@ -21,7 +21,18 @@ from typing import Any
 from mtmd import __version__
 from mtmd.base.errors import MtmdError
 from mtmd.base.spelling import did_you_mean
-from mtmd.commands import ask, batch, chat, completion, describe, embed, history, serve, warmup
+from mtmd.commands import (
+    ask,
+    batch,
+    chat,
+    completion,
+    describe,
+    embed,
+    history,
+    serve,
+    transcribe,
+    warmup,
+)
 from mtmd.commands.argument_parser import Parser, by_option, terminal_line
 from mtmd.commands.inspect import bench, compare, dump, fit, info
 from mtmd.commands.models import convert, listing, pull, remove
@@ -29,7 +40,14 @@ from mtmd.commands.shared import read_texts, settle_model
 from mtmd.terminal.wrap import wrapped
 
 GROUPS: dict[str, dict[str, ModuleType]] = {
-    "ask": {"ask": ask, "describe": describe, "batch": batch, "chat": chat, "embed": embed},
+    "ask": {
+        "ask": ask,
+        "describe": describe,
+        "transcribe": transcribe,
+        "batch": batch,
+        "chat": chat,
+        "embed": embed,
+    },
     "serve": {"serve": serve, "history": history},
     "models": {"pull": pull, "list": listing, "rm": remove, "info": info, "convert": convert},
     "examine": {"warmup": warmup, "fit": fit, "bench": bench, "compare": compare, "dump": dump},

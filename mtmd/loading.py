@@ -24,7 +24,7 @@ from mtmd.model import Model
 from mtmd.options.by_name import given, options, split_options
 from mtmd.options.keywords import AnswerKeywords, DescribeKeywords, LoadKeywords
 from mtmd.options.load import LoadOptions
-from mtmd.prompt.conversation import Images, Message
+from mtmd.prompt.conversation import AudioArgument, Images, Message
 
 if TYPE_CHECKING:  # not in typing before Python 3.11
     from typing_extensions import Unpack
@@ -138,18 +138,19 @@ def describe(
     image: Images | None = None,
     prompt: str | None = None,
     *,
+    audio: AudioArgument | None = None,
     messages: Sequence[Message] | None = None,
     model: str | PathLike[str] | Model | None = None,
     system: str | None = None,
     **chosen: Unpack[DescribeKeywords],
 ) -> str:
-    """The answer to a prompt about one or several images, in one call. The last model used is kept
-    for the next.
+    """The answer to a prompt about one or several images, videos or audio files, in one call. The
+    last model used is kept for the next.
 
-    `image`, `prompt`, `messages`, `system` as `Model.describe` takes them; `chosen` are the fields
-    of `LoadOptions` (device, context, ...) and `AnswerOptions` (max_tokens, temperature, stop,
-    json_schema, detail, ...) by name, of the latter alone where `model` is a loaded one. Raises
-    MtmdError.
+    `image`, `prompt`, `audio`, `messages`, `system` as `Model.describe` takes them; `chosen` are
+    the fields of `LoadOptions` (device, context, ...) and `AnswerOptions` (max_tokens, temperature,
+    stop, json_schema, detail, ...) by name, of the latter alone where `model` is a loaded one.
+    Raises MtmdError.
     """
     for_loading, for_answer = split_options(chosen)
     options_given = given(cast(Mapping[str, Any], chosen))
@@ -165,11 +166,15 @@ def describe(
                 f"{next(iter(load_options))}: the model given is already loaded; give the option "
                 "to `load`"
             )
-        return model.describe(image, prompt, messages=messages, system=system, **answer_options)
+        return model.describe(
+            image, prompt, audio=audio, messages=messages, system=system, **answer_options
+        )
     global _last
     key = (None if model is None else str(model), for_loading)
     with _loading:  # threads that ask at once share what the first of them loads
         if _last is None or _last[0] != key:
             _last = (key, load(model, **load_options))
         last = _last
-    return last[1].describe(image, prompt, messages=messages, system=system, **answer_options)
+    return last[1].describe(
+        image, prompt, audio=audio, messages=messages, system=system, **answer_options
+    )

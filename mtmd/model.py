@@ -34,8 +34,10 @@ from mtmd.loaded.report import attention_kernels, warmup_report
 from mtmd.options.answer import AnswerOptions
 from mtmd.options.keywords import AnswerKeywords
 from mtmd.options.load import PARALLEL_MAX, LoadOptions
+from mtmd.prompt.audio_input import AudioInput, AudioSource
 from mtmd.prompt.conversation import (
     DEFAULT_PROMPT,
+    AudioArgument,
     Images,
     Message,
     ParsedRequest,
@@ -51,6 +53,14 @@ from mtmd.service.prepare_ahead import MINIMUM, PrepareAhead
 from mtmd.service.prepare_ahead import prepare_ahead as checked_ahead
 from mtmd.service.service import Service
 from mtmd.service.ticket import Ticket
+from mtmd.transcription import (
+    PIECE_TOKENS,
+    AudioPiece,
+    Segment,
+    Transcription,
+    TranscriptionRequest,
+    audio_pieces,
+)
 
 if TYPE_CHECKING:  # not in typing before Python 3.11
     from typing_extensions import Self, Unpack
@@ -189,17 +199,20 @@ class Model:
         image: Images | None = None,
         prompt: str | None = None,
         *,
+        audio: AudioArgument | None = None,
         messages: Sequence[Message] | None = None,
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
     ) -> str:
-        """The answer to a prompt about one or several images or videos, or, without one, to the
-        prompt alone; without a prompt, a description.
+        """The answer to a prompt about one or several images, videos or audio files, or, without
+        one, to the prompt alone; without a prompt, a description.
 
         image: a path, the bytes of a file, an open file, a Pillow image, an array [H, W(, 1|3|4)]
         (uint8, or float from 0 to 1), a tensor [C, H, W] or [H, W] of the same, or a list of them.
         A path, bytes or file of a video are one; `VideoInput` says which of its frames are seen,
         and takes frames that are given.
+        audio: a path, bytes or file of audio, `AudioInput(samples, rate)` or (samples, rate), or a
+        list of them; audio files may stand among the images, too.
         messages: a conversation in place of both: {"role": "user", "content": "..."}, or content as
         a list of {"type": "text", "text": ...} and {"type": "image", "image": source}, also as
         OpenAI's interface ("image_url") and transformers ("url", "path") have it; the pictures of
@@ -212,13 +225,15 @@ class Model:
         "high").
         Raises MtmdError.
         """
-        return self.answer(image, prompt, messages=messages, system=system, **chosen).text
+        answer = self.answer(image, prompt, audio=audio, messages=messages, system=system, **chosen)
+        return answer.text
 
     def answer(
         self,
         image: Images | None = None,
         prompt: str | None = None,
         *,
+        audio: AudioArgument | None = None,
         messages: Sequence[Message] | None = None,
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
@@ -227,7 +242,7 @@ class Model:
         options by name, most of all max_tokens, temperature, stop, json_schema and detail.
         """
         settings = self.loaded.answer_options(chosen)
-        taken = self._taken(requested(image, prompt, messages, system))
+        taken = self._taken(requested(image, prompt, messages, system, audio))
         *_, last = self.service.submit_checked(taken, settings)
         assert isinstance(last, Finished)
         return _with_view(last.answer, taken)
@@ -326,6 +341,7 @@ class Model:
         image: Images | None = None,
         prompt: str | None = None,
         *,
+        audio: AudioArgument | None = None,
         messages: Sequence[Message] | None = None,
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
@@ -346,6 +362,7 @@ class Model:
         image: ParsedRequest | None = None,
         prompt: str | None = None,
         *,
+        audio: AudioArgument | None = None,
         messages: Sequence[Message] | None = None,
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
@@ -355,7 +372,7 @@ class Model:
         messages is raised at once, before the first event is asked for.
         """
         settings = self.loaded.answer_options(chosen)
-        return self._stream(requested(image, prompt, messages, system), settings)
+        return self._stream(requested(image, prompt, messages, system, audio), settings)
 
     def _stream(self, messages: Sequence[Message], settings: AnswerOptions) -> Iterator[Event]:
         taken = self._taken(messages)
@@ -367,6 +384,7 @@ class Model:
         image: ParsedRequest | None = None,
         prompt: str | None = None,
         *,
+        audio: AudioArgument | None = None,
         messages: Sequence[Message] | None = None,
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
@@ -375,7 +393,7 @@ class Model:
         answer's text.
         """
         settings = self.loaded.answer_options(chosen)
-        events = self._stream(requested(image, prompt, messages, system), settings)
+        events = self._stream(requested(image, prompt, messages, system, audio), settings)
         return (event.text for event in events if isinstance(event, TextPiece))
 
     async def aanswer(
@@ -383,6 +401,7 @@ class Model:
         image: Images | None = None,
         prompt: str | None = None,
         *,
+        audio: AudioArgument | None = None,
         messages: Sequence[Message] | None = None,
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
@@ -391,7 +410,7 @@ class Model:
         batches. Cancelling it gives the request up.
         """
         settings = self.loaded.answer_options(chosen)
-        events = self._astream(lambda: requested(image, prompt, messages, system), settings)
+        events = self._astream(lambda: requested(image, prompt, messages, system, audio), settings)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, Finished):
@@ -404,6 +423,7 @@ class Model:
         image: Images | None = None,
         prompt: str | None = None,
         *,
+        audio: AudioArgument | None = None,
         messages: Sequence[Message] | None = None,
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
@@ -424,6 +444,7 @@ class Model:
         image: ParsedRequest | None = None,
         prompt: str | None = None,
         *,
+        audio: AudioArgument | None = None,
         messages: Sequence[Message] | None = None,
         system: str | None = None,
         **chosen: Unpack[AnswerKeywords],
@@ -432,7 +453,7 @@ class Model:
         closes it (`contextlib.aclosing`), or cancels the task.
         """
         settings = self.loaded.answer_options(chosen)
-        return self._astream(lambda: requested(image, prompt, messages, system), settings)
+        return self._astream(lambda: requested(image, prompt, messages, system, audio), settings)
 
     async def _astream(
         self, question: Callable[[], Sequence[Message]], settings: AnswerOptions
@@ -480,6 +501,55 @@ class Model:
         may go on to the end of the context. Raises MtmdError.
         """
         return Chat(self, system, chosen, () if messages is None else messages)
+
+    def transcribe(
+        self,
+        audio: AudioSource | AudioInput,
+        *,
+        language: str | None = None,
+        translate: bool = False,
+        hint: str = "",
+        **chosen: Unpack[AnswerKeywords],
+    ) -> Transcription:
+        """Return what is said in audio: a path, bytes, an open file, or `AudioInput(samples,
+        rate)`. What is longer than the model takes at once is cut where it is quiet; the times of
+        segments are those of these pieces.
+
+        language: that is spoken, as "de" or "German"; None for the model to find. translate: into
+        `language`, or English. hint: names and words that may occur. `chosen` are options as for
+        `answer`. Raises MtmdError, AudioError for the file, PromptError for a model without audio.
+        """
+        request = TranscriptionRequest(language, translate, hint)
+        *_, last = self.transcribing(audio, request, **chosen)
+        return last
+
+    def transcribing(
+        self,
+        audio: AudioSource | AudioInput,
+        request: TranscriptionRequest,
+        **chosen: Unpack[AnswerKeywords],
+    ) -> Iterator[Transcription]:
+        """Do what `transcribe` does, segment by segment: yield all that is written so far, the
+        last whole.
+        """
+        instructions = self.service.instructions
+        if instructions is None:
+            raise self.loaded.deaf("audio")
+        settings = self.loaded.answer_options({"max_tokens": PIECE_TOKENS, **chosen})
+        recording = self.prompts.load_recording(audio)
+        whole = recording.audio(instructions.rate)
+        pieces = audio_pieces(whole, instructions, request)
+        many = Many(self.options.parallel, slots=self.service.bulk_slots)
+
+        def one(piece: AudioPiece) -> Answer:
+            return many.finish(self.service.submit_bulk(piece.messages, settings))
+
+        made: list[Segment] = []
+        for piece, answer in zip(pieces, many.results(pieces, one), strict=True):
+            made.append(piece.segment(answer.text, answer.receipt))
+            yield Transcription(
+                tuple(made), whole.facts.seconds, request.language, request.translate
+            )
 
     def spans(self, messages: Sequence[Message]) -> list[Span]:
         """Return what the decoder would read: the conversation tokenized, its images encoded."""

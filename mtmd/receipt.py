@@ -77,6 +77,31 @@ class VideoReceipt:
 
 
 @dataclass(frozen=True)
+class AudioReceipt:
+    """One recording: `rate` samples a second and `channels` in the file, `sha256` that of the file.
+    `read_ms`: to decode it, of the answer's `preprocess_ms`; `notes` as for pictures.
+    """
+
+    seconds: float
+    rate: int
+    channels: int
+    codec: str
+    tokens: int
+    sha256: str
+    cached: bool
+    read_ms: float
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        channels = {1: "mono", 2: "stereo"}.get(self.channels, f"{self.channels} channels")
+        known = ", from the cache" if self.cached else f", read in {self.read_ms:.0f} ms"
+        return (
+            f"{self.seconds:.1f} s of {channels} at {self.rate:,} Hz ({self.codec}), "
+            f"{self.tokens} tokens{known}{''.join(f'; {note}' for note in self.notes)}"
+        )
+
+
+@dataclass(frozen=True)
 class SamplingReceipt:
     """A setting by which tokens were chosen. `source`: "request" where the request or the command
     gave it, "preset" where a preset or an option of `mtmd serve` did, "default", or the file of the
@@ -98,9 +123,10 @@ class Receipt:
     model; `layout` says which layers each of several devices has, and what `fit` chose, "" where
     there was nothing to choose. `preprocessed` says where pictures and frames that were not known
     from before were resized and normalised, "" where that was the host. Frames of `videos` are not
-    among the `images`, their tokens among the `image_tokens`. `kernels_compiled` for the CPU while
-    it was under way, by whichever request, took `compile_ms`. `thinking_tokens` of the output are
-    those of the thought before the answer, its marks among them.
+    among the `images`, their tokens among the `image_tokens`, those of `audio` are `audio_tokens`.
+    `kernels_compiled` for the CPU while it was under way, by whichever request, took `compile_ms`.
+    `thinking_tokens` of the output are those of the thought before the answer, its marks among
+    them.
 
     `sampling` has the settings by which tokens were chosen, by the names of the options;
     `sampling_unused` names settings of the model's files that were not applied, each with the
@@ -145,6 +171,8 @@ class Receipt:
     adapters: dict[str, float] = field(default_factory=dict)
     kv_type: str = ""
     kv_bytes: int = 0
+    audio: tuple[AudioReceipt, ...] = ()
+    audio_tokens: int = 0
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -178,6 +206,7 @@ class Receipt:
             for i, r in enumerate(self.images, 1)
         ]
         lines += [f"video {i}: {video}" for i, video in enumerate(self.videos, 1)]
+        lines += [f"audio {i}: {audio}" for i, audio in enumerate(self.audio, 1)]
         per_second = (
             f", {self.output_tokens / self.decode_ms * 1e3:.0f} tokens/s" if self.decode_ms else ""
         )

@@ -54,10 +54,12 @@ ORDER = {
         ("report",),  # and what came of it
     ),
     "clip": (
-        ("token_budget", "image", "blocks", "marks", "grids"),
+        ("token_budget", "image", "blocks", "marks", "grids", "media_file"),
         ("resolution",),  # from pixels to tiles
         ("video",),  # which frames of a file, and how they become tiles
+        ("audio",),  # samples of a file, and how they become tiles
         ("family", "families"),  # the table loads a family's file by its name
+        ("audio_family",),  # likewise
         ("preprocessing", "packing"),
         ("encoder", "dual"),
         ("batch_shapes", "warmup"),
@@ -79,7 +81,8 @@ ORDER = {
         ("ranks",),  # the other processes of a model that several share
         ("loaded",),  # a model in memory, without anybody to ask it
         ("prompt",),  # messages into spans
-        ("service", "display"),  # requests into answers; answers on a screen
+        # requests into answers; answers on a screen; audio written down
+        ("service", "display", "transcription"),
         ("chat",),  # a model makes it, and types name the model
         ("batch", "model"),
         ("loading", "terminal"),
@@ -107,7 +110,7 @@ ORDER = {
 ONLY_IN = {  # library -> the files, or folders, that may import it
     "triton": ("kernels/gpu/",),
     "llvmlite": ("kernels/cpu/native/",),
-    "av": ("clip/video/container.py",),
+    "av": ("clip/audio/decode.py", "clip/video/container.py"),
     "flask": ("web/",),
     "gevent": (
         "mtmd/__main__.py",  # before anything else is imported

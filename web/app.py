@@ -18,7 +18,16 @@ from mtmd.web.intake.gate import Gate, GatedFlask
 from mtmd.web.intake.media import Media
 from mtmd.web.intake.proxies import Proxies
 from mtmd.web.intake.uploads import Uploads
-from mtmd.web.interfaces import anthropic, embeddings, files, llama_cpp, ollama, openai, responses
+from mtmd.web.interfaces import (
+    anthropic,
+    embeddings,
+    files,
+    llama_cpp,
+    ollama,
+    openai,
+    responses,
+    transcription,
+)
 from mtmd.web.interfaces.stored_responses import StoredResponses
 from mtmd.web.interfaces.without_v1 import add_routes_without_v1
 from mtmd.web.models import routes as several
@@ -36,7 +45,8 @@ from mtmd.web.telemetry.metrics import Metrics
 if TYPE_CHECKING:
     from mtmd import Service
 
-FORM_FIELD_BYTES = 64 << 10  # of a form, beside its files
+# of a form, beside its files; werkzeug reads 64 KiB at once, files too, and counts what is left
+FORM_FIELD_BYTES = 128 << 10
 
 
 def _client() -> str:
@@ -87,7 +97,7 @@ def _create(models: Models, settings: ServerSettings, store: Store | None) -> Ga
     app.config.update(
         MAX_CONTENT_LENGTH=settings.body_bytes,
         MAX_FORM_MEMORY_SIZE=FORM_FIELD_BYTES,
-        MAX_FORM_PARTS=8,
+        MAX_FORM_PARTS=32,
     )
     app.json.sort_keys = False  # type: ignore[attr-defined]  # of flask's own provider
     headers.register(app, settings)
@@ -102,7 +112,7 @@ def _create(models: Models, settings: ServerSettings, store: Store | None) -> Ga
     fetcher = Fetcher() if settings.allow_remote_media else None
     media = Media(budget, uploads, fetcher, settings.media_path)
     answering = Answering(models, media, settings.unknown_fields)
-    for interface in (openai, embeddings, ollama, anthropic, llama_cpp):
+    for interface in (openai, transcription, embeddings, ollama, anthropic, llama_cpp):
         app.register_blueprint(interface.blueprint(answering))
     app.register_blueprint(files.blueprint(uploads, budget))
     stored = StoredResponses(lambda: keys.owners)

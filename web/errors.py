@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from mtmd import (
+    AudioError,
     BusyError,
     ContextError,
     DeviceError,
@@ -152,6 +153,8 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
             param=_field(str(error)) if isinstance(error, OptionError) else None,
             code="invalid_video"
             if isinstance(error, VideoError)
+            else "invalid_audio"
+            if isinstance(error, AudioError)
             else "invalid_image"
             if isinstance(error, ImageError)
             else None,

@@ -86,6 +86,11 @@ class ServedModel:
         return self.service.sees
 
     @property
+    def hears(self) -> bool:
+        """Return whether it takes audio."""
+        return self.service.instructions is not None
+
+    @property
     def warmup_report(self) -> WarmupReport:
         if self._warmup is None:
             self._warmup = self.service.warmup_report

@@ -28,6 +28,7 @@ from mtmd.base.options import (
 )
 
 if TYPE_CHECKING:  # loaded when they are used: the help of `mtmd serve` is made of this file
+    from mtmd.prompt.audio_input import AudioLimits
     from mtmd.prompt.load_image import ImageLimits
     from mtmd.prompt.video_input import VideoLimits
     from mtmd.web.api_keys import Keys, NamedKey
@@ -112,7 +113,7 @@ class MediaBudget:
     requests that are not answered yet; `decoding_pixels`: of pictures that are being decoded at
     once. `bytes` count for videos as well, of which there may be `videos`, each of `video_s`
     seconds, and read in `video_cpu_s` of processor time together; while one is answered, it counts
-    as `video_pixels`, whatever its size.
+    as `video_pixels`, whatever its size. The same of `audio` files.
     """
 
     images: int = 32
@@ -130,6 +131,10 @@ class MediaBudget:
     video_s: float = 6 * 3600.0
     video_cpu_s: float = 120.0
     video_pixels: int = 24_000_000
+    audio: int = 16
+    audio_s: float = 2 * 3600.0
+    audio_cpu_s: float = 60.0
+    audio_pixels: int = 24_000_000
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -149,6 +154,16 @@ class MediaBudget:
         from mtmd.prompt.video_input import VideoLimits
 
         return VideoLimits(max_seconds=self.video_s, cpu_s=self.video_cpu_s / count)
+
+    def audio_of(self, count: int) -> AudioLimits:
+        """Return the limits of each of `count` audio files of one request, which share its length
+        and time.
+        """
+        from mtmd.prompt.audio_input import AudioLimits
+
+        return AudioLimits(
+            max_seconds=self.audio_s / count, cpu_s=max(1.0, self.audio_cpu_s / count)
+        )
 
 
 @dataclass(frozen=True)

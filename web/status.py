@@ -37,7 +37,7 @@ def blueprint(models: Models, settings: ServerSettings, counters: metrics.Metric
             "default_generation_settings": {"n_ctx": model.context, "params": model.usual_sampling},
             "total_slots": slots,
             "model_alias": model.name,
-            "modalities": {"vision": model.sees, "video": model.sees, "audio": False},
+            "modalities": {"vision": model.sees, "video": model.sees, "audio": model.hears},
             "build_info": f"mtmd {__version__}",
             "chat_template": there.service.chat_template if there else "",
             "version": __version__,

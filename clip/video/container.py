@@ -176,7 +176,7 @@ class Container:
             },
             metadata_errors="replace",
             buffer_size=BUFFER_BYTES,
-            io_open=_nothing_else,
+            io_open=refuse_other_files,
         )
         self._container: InputContainer = container
         self._stream = self._best_stream()
@@ -429,8 +429,8 @@ class Container:
                 return
 
 
-def _nothing_else(_url: str, _flags: int, _options: dict[str, str]) -> NoReturn:
-    raise PermissionError("a video names another file")
+def refuse_other_files(_url: str, _flags: int, _options: dict[str, str]) -> NoReturn:
+    raise PermissionError("a media file names another file")
 
 
 def _ends_early(file: BinaryIO, size: int) -> bool:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtmd.base.errors import VideoError
 from mtmd.clip.image.pixels import Pixels
+from mtmd.clip.media_file import MediaFile
 from mtmd.clip.video.choose import part_between
 from mtmd.clip.video.decode import Reader, open_video
 from mtmd.clip.video.isolated import opened_isolated
@@ -25,10 +23,6 @@ from mtmd.clip.video.limits import DEFAULT_LIMITS, VideoLimits, check_bytes, che
 from mtmd.clip.video.video import Part, VideoFacts
 
 MIN_S = 0.5e-6  # between two frames
-_HASHED_BYTES = 1 << 22
-_DIGESTS = 1024
-_digests: dict[tuple[int, ...], str] = {}
-"""Of files as they were: a film is not read through for every question about it."""
 
 
 class Footage(Protocol):
@@ -59,51 +53,28 @@ class VideoFile:
         there.
         """
         self.name, self.limits = name, limits
-        self.source, self.isolate = source, isolate
-        self.bytes = len(source) if isinstance(source, bytes) else Path(source).stat().st_size
-        check_bytes(self.bytes, limits, name)
+        self.file, self.isolate = MediaFile(source), isolate
+        check_bytes(self.file.bytes, limits, name)
 
-    @cached_property
+    @property
     def sha256(self) -> str:
-        if isinstance(self.source, bytes):
-            return hashlib.sha256(self.source).hexdigest()
-        with self._file() as file:
-            reported = os.fstat(file.fileno())
-            key = (
-                reported.st_dev,
-                reported.st_ino,
-                reported.st_size,
-                reported.st_mtime_ns,
-                reported.st_ctime_ns,
-            )
-            if key not in _digests:
-                digest = hashlib.sha256()
-                while data := file.read(_HASHED_BYTES):
-                    digest.update(data)
-                if len(_digests) >= _DIGESTS:
-                    _digests.clear()
-                _digests[key] = digest.hexdigest()
-            return _digests[key]
+        return self.file.sha256
 
     @contextmanager
     def opened(self) -> Iterator[Reader]:
-        with self._file() as file:
-            if self.isolate:
-                with (
-                    _with_descriptor(file) as described,
-                    opened_isolated(
-                        described.fileno(), self.bytes, self.limits, self.name
-                    ) as remote,
-                ):
-                    yield remote
-            else:
-                reader = open_video(file, self.limits, self.name)
-                with closing(reader):
-                    yield reader
-
-    def _file(self) -> BinaryIO:
-        source = self.source
-        return io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb")
+        if self.isolate:
+            with (
+                self.file.with_descriptor() as described,
+                opened_isolated(
+                    described.fileno(), self.file.bytes, self.limits, self.name
+                ) as remote,
+            ):
+                yield remote
+            return
+        with self.file.opened() as file:
+            reader = open_video(file, self.limits, self.name)
+            with closing(reader):
+                yield reader
 
 
 class GivenFrames:
@@ -184,20 +155,3 @@ def frames_of(array: NDArray[Any], name: str = "video") -> NDArray[np.uint8]:
         f"{name}: found an array of {array.dtype} and shape {list(array.shape)}, expected frames "
         "as uint8, or as floats from 0 to 1, of shape [T, Y, X, 3] with at least one pixel"
     )
-
-
-@contextmanager
-def _with_descriptor(file: BinaryIO) -> Iterator[BinaryIO]:
-    """`file`, or, where it lies in memory, a copy that another process can read."""
-    if not isinstance(file, io.BytesIO):
-        yield file
-        return
-    copied: Any = (
-        os.fdopen(os.memfd_create("video"), "w+b")
-        if hasattr(os, "memfd_create")
-        else tempfile.TemporaryFile()  # noqa: SIM115  # closed below
-    )
-    with copied:
-        copied.write(file.getbuffer())
-        copied.flush()
-        yield copied

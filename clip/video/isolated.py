@@ -26,6 +26,7 @@ from PIL import Image
 from mtmd.base.cores import usable_cores
 from mtmd.base.errors import OptionError, VideoError
 from mtmd.base.isolation.channel import Channel
+from mtmd.base.isolation.file_at import FileAt, no_more_files
 from mtmd.base.isolation.fork_server import ForkServer, Worker, WorkerFailed
 from mtmd.base.isolation.limits import Limits, address_space, allow_memory
 from mtmd.clip.image.decode import one_line
@@ -40,36 +41,6 @@ MEMORY_BYTES = (256 << 20) + THREADS * (160 << 20)  # threads set room aside tha
 MEMORY_BYTES_A_PIXEL = 80  # 16 frames of reference and one for each thread, of up to 3 bytes
 _MESSAGE_BYTES = 1 << 16
 _REQUEST_BYTES = 1 << 20
-
-
-class FileAt(io.RawIOBase):
-    """A file by its descriptor, which others may read at the same time."""
-
-    def __init__(self, fd: int, size: int):
-        super().__init__()
-        self._fd, self._size, self._at = fd, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, room: Any) -> int:
-        view = memoryview(room).cast("B")
-        left = max(0, min(len(view), self._size - self._at))
-        data = os.pread(self._fd, left, self._at)
-        view[: len(data)] = data
-        self._at += len(data)
-        return len(data)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = max(0, start + offset)
-        return self._at
-
-    def report(self) -> int:
-        return self._at
 
 
 class Remote:
@@ -239,19 +210,6 @@ def _read(channel: Channel, request: dict[str, Any], fd: int, taken: int) -> Non
 def _memory_bytes(pixels: int) -> int:
     """Return the memory that a video may take whose frames have so many bytes."""
     return MEMORY_BYTES + MEMORY_BYTES_A_PIXEL * pixels
-
-
-@contextmanager
-def no_more_files() -> Iterator[None]:
-    """Nothing can be opened meanwhile, no file and no socket: there is no descriptor for it."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _facts(reported: dict[str, Any]) -> VideoFacts:

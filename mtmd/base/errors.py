@@ -25,6 +25,10 @@ class VideoError(ImageError):
     """A video that cannot be used: unreadable, of no known kind, too long."""
 
 
+class AudioError(ImageError):
+    """An audio file that cannot be used: unreadable, of no known kind, too long."""
+
+
 class LeftError(MtmdError):
     """Work was ended as who asked for it has left."""
 

@@ -11,6 +11,7 @@ from mtmd.batch.inputs import Input
 from mtmd.batch.output import Row
 from mtmd.events import Answer
 from mtmd.options.answer import AnswerOptions
+from mtmd.prompt.audio_input import kind_of
 from mtmd.prompt.conversation import messages_of
 from mtmd.prompt.load_image import decoded_bytes, read_picture, read_url
 from mtmd.prompt.url_kinds import is_address
@@ -57,8 +58,8 @@ class Batch:
             data = one.data
             return self.row_of_data(one.name, lambda: (one.name, data))
         if one.is_url:
-            video = is_address(one.path) and is_video(one.path)
-            return self.row_of_data(one.name, lambda: (one.name, read_url(one.path, video=video)))
+            kind = kind_of(one.path) if is_address(one.path) else "image"
+            return self.row_of_data(one.name, lambda: (one.name, read_url(one.path, kind=kind)))
         if is_video(one.path):
             requested = vars(self.frames)
             if one.end is not None:  # the next part begins with the frame at its end

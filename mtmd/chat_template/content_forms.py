@@ -23,24 +23,27 @@ _AS_DATA = re.compile(rf"['\"]text['\"]\s*:\s*['\"](?:{_ONE}|{_TWO})")
 @dataclass(frozen=True)
 class RoleForm:
     """Describes what a template shows of one role's content: `text`, a string; `parts`, a list with
-    one text part; `several`, a list with several; `pictures`, a picture among them.
+    one text part; `several`, a list with several; `pictures`, a picture among them; `audio`,
+    audio among them.
     """
 
     text: bool = True
     parts: bool = False
     several: bool = False
     pictures: bool = False
+    audio: bool = False
 
 
 @dataclass(frozen=True)
 class ContentForms:
-    """The forms by role. A role that is not in `roles` has that of the user; `marker` and `video`
-    are the texts that stand for a picture and for a video in a string.
+    """The forms by role. A role that is not in `roles` has that of the user; `marker`, `video` and
+    `audio` are the texts that stand for a picture, a video and audio in a string.
     """
 
     roles: Mapping[str, RoleForm]
     marker: str = ""
     video: str = ""
+    audio: str = ""
 
     def of(self, role: str) -> RoleForm:
         """Return the form of a role."""
@@ -50,7 +53,7 @@ class ContentForms:
 
     def only(self, form: RoleForm) -> ContentForms:
         """Return the same for a template of which nothing is known but that it reads this form."""
-        return ContentForms({"user": form}, self.marker, self.video)
+        return ContentForms({"user": form}, self.marker, self.video, self.audio)
 
     def fit(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages with every content in a form that the template shows. A content that
@@ -68,10 +71,11 @@ class ContentForms:
             return [{"type": "text", "text": content}]
         if any(part["type"] == "thinking" for part in content):  # of a template that reads those
             return content
-        is_text = all(part["type"] == "text" for part in content)
-        if is_text and form.parts and (len(content) == 1 or form.several):
+        kinds = {part["type"] for part in content} - {"text"}
+        if not kinds and form.parts and (len(content) == 1 or form.several):
             return content
-        if not is_text and form.pictures:
+        heard, seen = "audio" in kinds, kinds - {"audio"}
+        if kinds and (form.pictures or not seen) and (form.audio or not heard):
             return content
         joined = SEPARATOR.join(filter(None, map(self._as_text, content)))
         return joined if form.text or not form.parts else [{"type": "text", "text": joined}]
@@ -79,18 +83,23 @@ class ContentForms:
     def _as_text(self, part: Mapping[str, Any]) -> str:
         if part["type"] == "text":
             return str(part["text"])
-        return self.video if part["type"] == "video" else self.marker
+        return {"video": self.video, "audio": self.audio}.get(part["type"], self.marker)
 
 
 def read_forms(
-    render: Render, marker: str | None = None, in_text: str | None = None, video: str = ""
+    render: Render,
+    marker: str | None = None,
+    in_text: str | None = None,
+    video: str = "",
+    audio: str | None = None,
 ) -> ContentForms:
     """Return the forms that a template reads. `render(messages, tools=..., ...)` is
     `ChatTemplate.render`; `marker` is the text that a template writes for a picture, None for a
     model without pictures; `in_text` is the text that stands for one in a string, where other text
-    belongs around the marker, and `video` the same for a video.
+    belongs around the marker, and `video` the same for a video; `audio` is to audio what `marker`
+    is to a picture.
     """
-    probe = _Probe(render, marker)
+    probe = _Probe(render, marker, audio)
     user = probe.form(lambda content: [{"role": "user", "content": content}])
     ask = _stated("user", _ASK, user)
 
@@ -122,7 +131,7 @@ def read_forms(
             roles["tool"] = tool
             break
     shown = {role: form for role, form in roles.items() if form.text or form.parts}
-    return ContentForms(shown, in_text or marker or "", video)
+    return ContentForms(shown, in_text or marker or "", video, audio or "")
 
 
 def _stated(role: str, text: str, form: RoleForm) -> dict[str, Any]:
@@ -131,8 +140,8 @@ def _stated(role: str, text: str, form: RoleForm) -> dict[str, Any]:
 
 
 class _Probe:
-    def __init__(self, render: Render, marker: str | None):
-        self._render, self._marker = render, marker
+    def __init__(self, render: Render, marker: str | None, audio: str | None):
+        self._render, self._marker, self._audio = render, marker, audio
 
     def form(
         self, conversation: Callable[[Any], list[dict[str, Any]]], pictures: bool = True
@@ -147,6 +156,9 @@ class _Probe:
             pictures=pictures
             and self._marker is not None
             and self._shows(conversation([{"type": "image"}, one]), _ONE, self._marker),
+            audio=pictures
+            and self._audio is not None
+            and self._shows(conversation([{"type": "audio"}, one]), _ONE, self._audio),
         )
 
     def _shows(self, messages: list[dict[str, Any]], *texts: str) -> bool:

@@ -4,12 +4,15 @@ stop tokens and the rest that a model is made of.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mtmd.base.errors import ModelError
 from mtmd.chat_template.built_in_templates import end_of_turn as end_of_built_in
 from mtmd.chat_template.template import ChatTemplate
+from mtmd.clip.audio_family import AudioFamily
 from mtmd.clip.family import VisionFamily
 from mtmd.kernels.checkpoint.adapter import Adapter
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
@@ -18,6 +21,7 @@ from mtmd.llm.sampling.options import NOTHING_RECOMMENDED, ModelSampling
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 FILES, RANDOM = "files", "random weights"
+AUDIO_NAMES = re.compile(r"(model\.)?(audio_tower|embed_audio)\.|(a|mm\.a)\.")
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
     weights: str = ""
     adapters: tuple[ModelAdapter, ...] = ()
+    audio: AudioFamily | None = None
+    audio_weights: CanonicalWeights | None = None
 
     @property
     def chosen_adapters(self) -> tuple[ModelAdapter, ...]:
@@ -90,15 +96,29 @@ class Checkpoint:
     def without_blocks(self) -> Checkpoint:
         """The same for a device that multiplies no block-quantized weights."""
         vision = self.vision_weights and self.vision_weights.without_blocks()
-        return replace(self, vision_weights=vision, text_weights=self.text_weights.without_blocks())
+        audio = self.audio_weights and self.audio_weights.without_blocks()
+        text = self.text_weights.without_blocks()
+        return replace(self, vision_weights=vision, audio_weights=audio, text_weights=text)
 
 
-def placeholders(vision: VisionFamily | None) -> tuple[str, ...]:
-    """Return what templates and families write for pictures and videos, and users must not."""
-    if vision is None:
-        return ()
-    video = () if vision.video is None else (vision.video.markers[-1], vision.video.token)
-    return (vision.marker, vision.image_token, *video)
+def placeholders(vision: VisionFamily | None, audio: AudioFamily | None) -> tuple[str, ...]:
+    """Return what templates and families write for pictures, videos and audio, and users must
+    not.
+    """
+    result: tuple[str, ...] = ()
+    if vision is not None:
+        video = () if vision.video is None else (vision.video.markers[-1], vision.video.token)
+        result = (vision.marker, vision.image_token, *video)
+    return result if audio is None else (*result, audio.marker, audio.token)
+
+
+def unread_audio(names: Iterable[str]) -> list[str]:
+    """Return the note on weights of audio that this version does not read, where there are
+    some.
+    """
+    if not any(AUDIO_NAMES.match(name) for name in names):
+        return []
+    return ["its weights for audio are not read by this version: it takes no audio"]
 
 
 def end_of_turn(template: Path | None, tokenizer: Tokenizer) -> frozenset[int]:

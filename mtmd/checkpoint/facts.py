@@ -64,7 +64,7 @@ class CheckpointFacts:
 
 def facts_of(checkpoint: Checkpoint) -> CheckpointFacts:
     """Return the facts of a checkpoint that was opened; no weight is read."""
-    parts = (checkpoint.text_weights, checkpoint.vision_weights)
+    parts = (checkpoint.text_weights, checkpoint.vision_weights, checkpoint.audio_weights)
     facts = facts_of_weights(
         [part for part in parts if part is not None],
         checkpoint.architecture,

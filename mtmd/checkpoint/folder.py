@@ -8,9 +8,16 @@ from pathlib import Path
 
 from mtmd.base.errors import DualEncoderError, ModelError
 from mtmd.chat_template.template import ChatTemplate
-from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, end_of_turn, placeholders
+from mtmd.checkpoint.checkpoint import (
+    Checkpoint,
+    check_vocabulary,
+    end_of_turn,
+    placeholders,
+    unread_audio,
+)
 from mtmd.checkpoint.sampling import GENERATION_CONFIG, of_config, of_generation_config
 from mtmd.checkpoint.stored import refused_by_name, text_as_stored, tying
+from mtmd.clip.audio_family import AudioFamily, audio_family
 from mtmd.clip.dual.family import is_dual
 from mtmd.clip.family import FAMILIES as VISION_FAMILIES
 from mtmd.clip.family import VisionFamily, own_template, vision_family
@@ -44,19 +51,28 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
         )
     where = str(folder)
     vision, (kind, config) = _families(folder, settings)
+    audio = _audio_family(folder, settings)
     with refused_by_name(folder):
         parts = (settings, settings.part("text_config"))
         stated = any(part.get("tie_word_embeddings", False) is True for part in parts)
         text, notes = text_as_stored(kind, config, file, stated)
         text_weights = CanonicalWeights(file, text.parameters(), where)
         vision_weights = CanonicalWeights(file, vision.parameters(), where) if vision else None
-        used = text_weights.sources | (vision_weights.sources if vision_weights else set())
+        audio_weights = CanonicalWeights(file, audio.parameters(), where) if audio else None
+        used = set(text_weights.sources)
+        for weights in filter(None, (vision_weights, audio_weights)):
+            used |= weights.sources
         check_no_extra(file, used, (*text.unused, *(vision.unused if vision else ())), where)
+        notes = [*notes, *([] if audio else unread_audio(file.names()))]
     ends = _stop_tokens(folder, settings)
-    tokenizer = Tokenizer.from_folder(folder, placeholders(vision), ends, text.vocabulary)
+    tokenizer = Tokenizer.from_folder(folder, placeholders(vision, audio), ends, text.vocabulary)
     check_vocabulary(tokenizer, text, where)
     if vision:
-        _check_image_token(folder, settings, vision.image_token, tokenizer)
+        keys = ("image_token_index", "image_token_id")
+        _check_media_token(folder, settings, keys, vision.image_token, tokenizer)
+    if audio:
+        keys = ("audio_token_index", "audio_token_id")
+        _check_media_token(folder, settings, keys, audio.token, tokenizer)
     special = tokenizer.special_text
     chat = (
         ChatTemplate.from_file(template, special)
@@ -80,6 +96,8 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
         architecture=settings.get("model_type", ""),
         sampling=_sampling(folder, settings),
         notes=tuple(notes),
+        audio=audio,
+        audio_weights=audio_weights,
     )
 
 
@@ -165,12 +183,27 @@ def _image_processor(folder: Path) -> Settings:
     return Settings({**image.values, "video_processor": video, "tokens": tokens}, image.where)
 
 
-def _check_image_token(folder: Path, config: Settings, token: str, tokenizer: Tokenizer) -> None:
-    """Raises ModelError where config.json and tokenizer.json disagree about the token that stands
-    for pictures.
+def _audio_family(folder: Path, settings: Settings) -> AudioFamily | None:
+    """Read it with its feature extractor's settings, which are in one file with those of pictures,
+    or in the file that has theirs in models without pictures.
+    """
+    name = "processor_config.json"
+    both = Settings(read_json(folder / name, required=False), name)
+    features = both.part("feature_extractor")
+    if both.get("feature_extractor", None) is None:
+        name = "preprocessor_config.json"
+        features = Settings(read_json(folder / name, required=False), name)
+    return audio_family(settings.get("model_type", ""), settings, features)
+
+
+def _check_media_token(
+    folder: Path, config: Settings, keys: tuple[str, ...], token: str, tokenizer: Tokenizer
+) -> None:
+    """Raises ModelError where config.json, by one of these `keys`, and tokenizer.json disagree
+    about the token that stands for pictures, or for audio.
     """
     expected = tokenizer.id(token)
-    for key in ("image_token_index", "image_token_id"):
+    for key in keys:
         actual = config.get(key, expected)
         if type(actual) is not int or actual != expected:
             raise ModelError(

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from mtmd.base.errors import ModelError
 from mtmd.chat_template.built_in_templates import built_in_file, fitting, how_to_give_one
 from mtmd.chat_template.template import ChatTemplate
-from mtmd.checkpoint.checkpoint import Checkpoint, check_vocabulary, end_of_turn, placeholders
+from mtmd.checkpoint.checkpoint import (
+    Checkpoint,
+    check_vocabulary,
+    end_of_turn,
+    placeholders,
+    unread_audio,
+)
 from mtmd.checkpoint.ollama_layout import (
     NOTE,
     WITHOUT_TEMPLATE,
@@ -17,9 +24,11 @@ from mtmd.checkpoint.ollama_layout import (
     tower_of,
 )
 from mtmd.checkpoint.sampling import of_gguf
+from mtmd.clip.audio_family import AudioFamily, gguf_audio_family
 from mtmd.clip.family import gguf_vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile
+from mtmd.kernels.graph import Shape
 from mtmd.llm.family import gguf_text_family
 from mtmd.llm.tokenizer.gguf_tokenizer import TEMPLATE
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
@@ -27,7 +36,8 @@ from mtmd.llm.tokenizer.tokenizer import Tokenizer
 PROJECTOR = "clip"  # general.architecture of projector files
 PICTURES = "v."  # how tensors of an image encoder begin
 TOWER = (PICTURES, "mm.", "a.")  # and of projectors, and of what hears
-SOUND = (r"a\..*", r"mm\.a\..*")  # what hears, in projectors of both
+AUDIO = ("a.", "mm.a.")  # those of audio encoders
+UNREAD = (r"a\..*", r"mm\.a\..*")  # where the family of these is not read
 
 
 def open_gguf(
@@ -74,7 +84,9 @@ def open_gguf(
     text_weights = CanonicalWeights(file, text.parameters(), where)
     check_no_extra(file, {*text_weights.sources, *towers}, text.unused, where)
     vision, vision_weights = (tower.vision, tower.weights) if tower else (None, None)
-    tokenizer = Tokenizer.from_gguf(file.metadata, where, reserved=placeholders(vision))
+    audio, audio_weights = (tower.audio, tower.audio_weights) if tower else (None, None)
+    notes = (*notes, *(tower.notes if tower else ()))
+    tokenizer = Tokenizer.from_gguf(file.metadata, where, reserved=placeholders(vision, audio))
     check_vocabulary(tokenizer, text, where)
     if template is None and notes and TEMPLATE not in file.metadata:
         named = fitting(tokenizer.knows)
@@ -100,6 +112,8 @@ def open_gguf(
         file_type=_file_type(file),
         sampling=of_gguf(file.metadata, where),
         notes=(*notes, *tokenizer.notes),
+        audio=audio,
+        audio_weights=audio_weights,
     )
 
 
@@ -174,7 +188,24 @@ class _Tower:
         self.stacked = sum(map(bool, stacked)) if isinstance(stacked, (list, tuple)) else 0
         self.weights = CanonicalWeights(file, self.vision.parameters(), where)
         used = {*self.weights.sources, *(n for n in names if n not in shapes)}
-        check_no_extra(file, used, (*self.vision.unused, *SOUND), where)
+        heard = {name: shape for name, shape in shapes.items() if name.startswith(AUDIO)}
+        self.audio = _audio(file, heard, where)
+        self.audio_weights: CanonicalWeights | None = None
+        self.notes: tuple[str, ...] = ()
+        unread: tuple[str, ...] = ()
+        if self.audio is not None:
+            self.audio_weights = CanonicalWeights(file, self.audio.parameters(), where)
+            used |= self.audio_weights.sources
+        elif heard:
+            self.notes, unread = tuple(unread_audio(heard)), UNREAD
+        check_no_extra(file, used, (*self.vision.unused, *unread), where)
+
+
+def _audio(file: GgufFile | View, shapes: Mapping[str, Shape], where: str) -> AudioFamily | None:
+    """Return the family of the audio encoder in a projector file, where it has one that is read."""
+    named = (file.metadata.get(key) for key in ("clip.audio.projector_type", "clip.projector_type"))
+    kind = next((one for one in named if isinstance(one, str)), "")
+    return gguf_audio_family(kind, file.metadata, shapes, where) if shapes else None
 
 
 def _open_projector(path: Path, template: str) -> _Tower:

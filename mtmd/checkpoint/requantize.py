@@ -60,7 +60,8 @@ def weights_note(checkpoint: Checkpoint) -> str:
 def _stored_note(quantized: str, checkpoint: Checkpoint) -> str:
     if not quantized:
         return ""
-    parts = [p for p in (checkpoint.text_weights, checkpoint.vision_weights) if p is not None]
+    every = checkpoint.text_weights, checkpoint.vision_weights, checkpoint.audio_weights
+    parts = [part for part in every if part is not None]
     kinds = [part.file.kind(name) for part in parts for name in part.sources]
     tensors = sum(kind not in PLAIN_KINDS for kind in kinds)
     dequantized = sum(len(part.dequantized) for part in parts)

@@ -32,13 +32,14 @@ from mtmd.commands.shared import (
 from mtmd.terminal.status_line import Status
 from mtmd.terminal.wrap import wrapped
 
-HELP = "Answer a prompt about one or several images or videos."
+HELP = "Answer a prompt about one or several images, videos or audio files."
 EXAMPLES = """\
 mtmd describe photo.jpg                     # with the demo model, which knows shapes and words
 mtmd describe photo.jpg -p "What does the sign say?" -m org/name
 mtmd describe page.jpg -p @question.txt
 mtmd describe before.jpg after.jpg -p "What has changed?"
 mtmd describe --each photos/ -p "How many people are there?"
+mtmd describe talk.wav -p "What is being said?" -m org/name
 mtmd describe clip.mp4 -p "What happens?" --from 0:10 --to 0:25 --fps 2
 mtmd describe --allow-remote-media https://example.com/photo.jpg
 curl -s https://example.com/photo.jpg | mtmd describe -"""
@@ -54,8 +55,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "images",
         nargs="+",
         metavar="IMAGE",
-        help="picture and video files, or data URLs, in the order in which the model sees them; - "
-        "reads one from standard input",
+        help="picture, video and audio files, or data URLs, in the order in which the model has "
+        "them; - reads one from standard input",
     )
     add_remote_argument(sub)
     add_prompt_argument(sub)

@@ -9,8 +9,10 @@ import torch
 from mtmd.base.errors import ModelError
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.gguf import PROJECTOR, TOWER
+from mtmd.clip.audio_family import gguf_of as audio_gguf_of
 from mtmd.clip.family import gguf_of
 from mtmd.convert.text import QUANTIZATION_VERSION, as_stored, planned
+from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.gguf_file import GgufFile
 from mtmd.kernels.checkpoint.mixtures import MIXTURES, PLAIN, tensor_types
 from mtmd.kernels.checkpoint.requantized import Requantized
@@ -52,6 +54,10 @@ def converted_projector(
             "general.name": checkpoint.folder.resolve().name,
             **described,
         }
+        if checkpoint.audio is not None and (heard := audio_gguf_of(checkpoint.audio)):
+            metadata |= heard
+            parameters = {**vision.parameters(), **checkpoint.audio.parameters()}
+            weights = CanonicalWeights(file, parameters, where)
         source = weights.as_gguf()
         stored = file.kind(next(iter(weights.stored["v.patch_embd.weight"].names)))
         mixture = mixture or (stored if stored in PLAIN else "F16")

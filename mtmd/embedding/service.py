@@ -27,6 +27,7 @@ class EmbeddingService:
 
     chat_template = ""
     sees = True
+    instructions = None
     busy = False  # with what no client waits for
     failure: str | None = None
     """As of `Service`."""

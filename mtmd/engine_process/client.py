@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtmd.base.errors import DeviceError, EngineError, MtmdError
 from mtmd.checkpoint.facts import CheckpointFacts
+from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.image.decode import Picture
 from mtmd.embedding.receipt import Embeddings
 from mtmd.engine_process.connection import Connection
@@ -159,6 +160,12 @@ class EngineClient:
     def sees(self) -> bool:
         sees: bool = self._facts["sees"]
         return sees
+
+    @property
+    def instructions(self) -> Instructions | None:
+        """Return what it is told to transcribe audio; None where it takes none."""
+        result: Instructions | None = self._facts["instructions"]
+        return result
 
     @property
     def thinks(self) -> bool:

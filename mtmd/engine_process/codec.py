@@ -17,7 +17,11 @@ import numpy as np
 from mtmd.base import errors
 from mtmd.base.errors import MtmdError
 from mtmd.checkpoint.facts import CheckpointFacts
+from mtmd.clip.audio.instructions import Instructions
+from mtmd.clip.audio.limits import AudioLimits
+from mtmd.clip.audio.recording import AudioFile, GivenSamples
 from mtmd.clip.image.decode import Picture
+from mtmd.clip.media_file import MediaFile
 from mtmd.clip.video.footage import VideoFile
 from mtmd.clip.video.limits import VideoLimits
 from mtmd.embedding.receipt import Embeddings
@@ -35,7 +39,7 @@ _ROOTS = (
     *(messages.Beat, messages.Compiled, messages.Logged, messages.Failed),
     *(Progress, ThinkingPiece, TextPiece, ToolCallPiece, Finished),
     *(WarmupReport, ServiceStats, TokenCount, Latencies, Embeddings),
-    *(Picture, VideoLimits, RawPrompt, Toolbox, CheckpointFacts),
+    *(Picture, VideoLimits, AudioLimits, Instructions, RawPrompt, Toolbox, CheckpointFacts),
 )
 _ERRORS = {
     kind.__name__: kind
@@ -177,10 +181,23 @@ def _bytes_in(parts: Sequence[bytearray], number: int) -> bytes:
 
 def _video(video: VideoFile, parts: Parts) -> list[Any]:
     """One that was sent: of a path the other process knows nothing."""
-    if not isinstance(video.source, bytes):
-        raise CodecError("a video goes to another process by its bytes alone")
     facts = video.limits, video.name, video.isolate
-    return ["VideoFile", _bytes(video.source, parts), *[encode(one, parts) for one in facts]]
+    return ["VideoFile", _content(video.file, parts), *[encode(one, parts) for one in facts]]
+
+
+def _audio(audio: AudioFile, parts: Parts) -> list[Any]:
+    facts = audio.limits, audio.name, audio.isolate
+    return ["AudioFile", _content(audio.file, parts), *[encode(one, parts) for one in facts]]
+
+
+def _samples(audio: GivenSamples, parts: Parts) -> list[Any]:
+    return ["GivenSamples", _array(audio.samples, parts), audio.rate]
+
+
+def _content(file: MediaFile, parts: Parts) -> list[Any]:
+    if not isinstance(file.source, bytes):
+        raise CodecError("a video, or audio, goes to another process by its bytes alone")
+    return _bytes(file.source, parts)
 
 
 def _histogram(histogram: Histogram, parts: Parts) -> list[Any]:
@@ -191,6 +208,8 @@ def _histogram(histogram: Histogram, parts: Parts) -> list[Any]:
 _OTHERS: dict[type, Callable[[Any, Parts], Any]] = {
     Histogram: _histogram,
     VideoFile: _video,
+    AudioFile: _audio,
+    GivenSamples: _samples,
     bytes: _bytes,
     bytearray: _bytes,
     memoryview: _bytes,
@@ -203,6 +222,8 @@ _MADE: dict[str, Callable[[Sequence[Any]], Any]] = {
     "list": list,
     "tuple": tuple,
     "VideoFile": lambda items: VideoFile(*items),
+    "AudioFile": lambda items: AudioFile(*items),
+    "GivenSamples": lambda items: GivenSamples(*items),
     "Histogram": lambda items: Histogram.of(*items),
     **{name: lambda items, kind=kind: kind(*items) for name, kind in _ERRORS.items()},  # type: ignore[misc]
 }

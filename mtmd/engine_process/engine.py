@@ -262,6 +262,7 @@ class EngineProcess:
             "needs": needs,
             "context": model.runner.context,
             "sees": model.encoder is not None,
+            "hears": model.loaded.audio_encoder is not None,
             "checkpoint": facts_of(model.checkpoint),
         }
 
@@ -305,7 +306,7 @@ class EngineProcess:
         self.service.on_fault(lambda fault: self._outbox.put(Failed(_public(fault))))
         self._ending.enter_context(shared_promptly())
         names = ["capacity", "thinks"] if writes else ["width"]
-        names += ["name", "context", "sees", "chat_template"]
+        names += ["name", "context", "sees", "instructions", "chat_template"]
         return {name: getattr(self.service, name) for name in names} | {
             "checkpoint": self.service.checkpoint_facts,
             "measures": self._measures(),

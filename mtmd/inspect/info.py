@@ -17,6 +17,7 @@ import torch
 from mtmd.base.errors import ImageError, OptionError
 from mtmd.base.text import mib
 from mtmd.checkpoint.requantize import weights_note
+from mtmd.clip.audio_family import AudioFamily
 from mtmd.clip.family import VisionFamily
 from mtmd.clip.resolution.resolution import prepare_blank
 from mtmd.clip.token_budget import Budget
@@ -38,6 +39,7 @@ SIZES = (
     (3840, 2160),
 )  # (width, height) of pictures, in pixels
 MAX_PARTS = 8  # that are named of those that are not used
+SECONDS = (1.0, 30.0, 600.0)  # of audio
 STATES = {
     "kv": "keys and values",
     "conv": "convolution windows",
@@ -86,6 +88,14 @@ class PictureCost:
 
 
 @dataclass(frozen=True)
+class AudioCost:
+    """Tokens that `seconds` of audio take."""
+
+    seconds: float
+    tokens: int
+
+
+@dataclass(frozen=True)
 class TokenFact:
     name: str
     text: str
@@ -97,8 +107,8 @@ class ModelInfo:
     """Describes what `mtmd info` tells. The cache holds `sequences` of `context` tokens each. Bytes
     are per memory space where they are dictionaries; `peak_bytes` is all weights, a full cache and
     the larger of what the largest image and the largest prefill take to compute. `max_tokens` is 0
-    without an encoder. `notes` say where the files contradict themselves, how they are
-    read, and how weights are quantized.
+    without an encoder. `audio` is empty for a model that takes none. `notes` say where the files
+    contradict themselves, how they are read, and how weights are quantized.
     """
 
     model: str
@@ -128,6 +138,8 @@ class ModelInfo:
     sampling: ModelSampling
     notes: tuple[str, ...] = ()
     adapters: tuple[AdapterFacts, ...] = ()
+    audio: tuple[AudioCost, ...] = ()
+    audio_token: TokenFact | None = None
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -138,7 +150,7 @@ def model_info(model: Model) -> ModelInfo:
     picture.
     """
     checkpoint, report = model.checkpoint, model.warmup_report
-    tokenizer, vision = checkpoint.tokenizer, checkpoint.vision
+    tokenizer, vision, audio = checkpoint.tokenizer, checkpoint.vision, checkpoint.audio
     types = tuple(t for part, weights in weights_of(model) for t in _types(part, weights, model))
     budget = Budget(model.options.image_min_tokens, model.options.image_max_tokens)
     notes = (*checkpoint.notes, weights_note(checkpoint), _left_out(model))
@@ -181,6 +193,10 @@ def model_info(model: Model) -> ModelInfo:
         + checkpoint.template.missing.partition(": ")[2],
         sampling=checkpoint.sampling,
         notes=tuple(note for note in notes if note),
+        audio=_audio(audio) if audio else (),
+        audio_token=TokenFact("audio token", audio.token, tokenizer.id(audio.token))
+        if audio
+        else None,
     )
 
 
@@ -218,6 +234,8 @@ def weights_of(model: Model) -> Iterator[tuple[str, CanonicalWeights]]:
     """Return the weights by graph."""
     if model.encoder and model.checkpoint.vision_weights:
         yield "encoder", model.checkpoint.vision_weights
+    if model.loaded.audio_encoder and model.checkpoint.audio_weights:
+        yield "audio encoder", model.checkpoint.audio_weights
     yield "decoder", model.checkpoint.text_weights
 
 
@@ -254,8 +272,10 @@ def _requested(part: str, model: Model) -> dict[str, torch.dtype]:
     """The type in which a part's graph asks for each parameter, by name."""
     if part == "encoder" and model.encoder:
         plan = model.encoder.plan(1, model.encoder.family.resolution.tile_type().shape)
+    elif part == "audio encoder" and (audio := model.loaded.audio_encoder):
+        plan = audio.plan(1, audio.family.resolution.tile_type().shape)
     else:
-        plan = model.runner.plan(BatchShape(1, images=1 if model.encoder else 0))
+        plan = model.runner.plan(BatchShape(1, images=1 if model.loaded.encoders else 0))
     return {node.name: node.dtype for node, _ in plan.leaves if node.op == "weight"}
 
 
@@ -264,6 +284,8 @@ def _parts(model: Model) -> Iterator[Part]:
         yield Part(
             "encoder", _module(model.checkpoint.vision), dict(_numbers(model.checkpoint.vision))
         )
+    if audio := model.checkpoint.audio:
+        yield Part("audio encoder", _module(audio), dict(_numbers(audio)))
     text = model.checkpoint.text
     states = Counter(
         f"layers with {STATES[state.name]}" for layer in text.layers for state in layer
@@ -301,6 +323,13 @@ def _pictures(vision: VisionFamily, budget: Budget) -> tuple[PictureCost, ...]:
     if len(errors) == len(SIZES):
         raise errors[0]
     return tuple(result)
+
+
+def _audio(audio: AudioFamily) -> tuple[AudioCost, ...]:
+    return tuple(
+        AudioCost(seconds, audio.resolution.token_count(round(seconds * audio.rate)))
+        for seconds in SECONDS
+    )
 
 
 def _cache_bytes(model: Model) -> dict[str, int]:

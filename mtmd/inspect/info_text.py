@@ -34,7 +34,8 @@ def count(number: int) -> str:
 
 
 def _head(info: ModelInfo) -> Iterator[str]:
-    what = "images and text" if info.pictures else "text"
+    media = [*["images"] * bool(info.pictures), *["audio"] * bool(info.audio), "text"]
+    what = " and ".join([", ".join(media[:-1]), media[-1]]) if len(media) > 1 else "text"
     yield (
         f"{info.model}: reads {what}, {count(info.parameters)} parameters, "
         f"{mib(info.stored_bytes)} as stored"
@@ -42,10 +43,17 @@ def _head(info: ModelInfo) -> Iterator[str]:
     files = f"{len(info.files)} file{'s' if len(info.files) > 1 else ''}"
     yield from _wrapped("format", f"{info.format}, {files}: {_some(info.files)}", 13)
     for part in info.parts:
-        yield from _wrapped(part.part, f"{part.family}: {_sizes(part)}", 13)
+        yield from _wrapped(
+            f"{part.part} " if len(part.part) > 12 else part.part,
+            f"{part.family}: {_sizes(part)}",
+            13,
+        )
     yield f"{'text':<12} vocabulary {info.vocabulary:,}, context {info.context_most:,} tokens"
     if info.pictures:
         yield f"{'a picture':<12} takes {_picture_tokens(info)}"
+    if info.audio:
+        each = (f"{cost.tokens:,} for {cost.seconds:g} s" for cost in info.audio)
+        yield f"{'audio':<12} takes {', '.join(each)}, in tokens"
     peak = ", ".join(f"{mib(size)} on {space}" for space, size in info.peak_bytes.items())
     cache = (
         f"{info.sequences} sequence{'s' if info.sequences > 1 else ''} of {info.context:,} tokens"
@@ -178,6 +186,8 @@ def _bytes(graph: GraphFacts, space: str) -> str:
 def _tokens(info: ModelInfo) -> Iterator[str]:
     if info.image_token:
         yield f"{'image token':<14} {_token(info.image_token)}"
+    if info.audio_token:
+        yield f"{'audio token':<14} {_token(info.audio_token)}"
     yield from _wrapped("stop tokens", ", ".join(map(_token, info.stop_tokens)), 15)
     named = [f"{t.name.removesuffix('_token')} {_token(t)}" for t in info.tokens]
     yield from _wrapped("special tokens", ", ".join(named) or "none", 15)

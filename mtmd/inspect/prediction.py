@@ -188,7 +188,10 @@ class Needs:
 
     def __init__(self, model: Model, target: Target, card: Card):
         self.model, self.target, self.card = model, target, card
-        self.space, self.needed = target.space, NeededMemory(model.encoder, model.runner)
+        self.space, self.needed = (
+            target.space,
+            NeededMemory(model.encoder, model.runner, model.loaded.audio_encoder),
+        )
         budget = Budget(model.options.image_min_tokens, model.options.image_max_tokens)
         self.prepared = list(_prepared(model, budget))
         self.pictures = tuple(self._picture(*row) for row in self.prepared)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
-from mtmd.base.errors import ModelError, OptionError
+from mtmd.base.errors import ModelError, OptionError, PromptError
 from mtmd.base.isolation.limits import available as can_isolate
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.requantize import weights_note, with_weights
-from mtmd.clip.encoder import Encoder
+from mtmd.clip.encoder import AudioEncoder, Encoder
 from mtmd.clip.image.isolated import start as start_picture_workers
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import encoder_placement
@@ -29,7 +29,6 @@ from mtmd.kernels.plan.scheduler import Override
 from mtmd.kernels.report.facts import FitFacts, KVFacts, LayersFacts, Placement
 from mtmd.kernels.resources.threads import ask_threads, settle_cores
 from mtmd.llm.batch import BatchShape
-from mtmd.llm.engine.runner import Runner
 from mtmd.llm.family import default_context, for_context
 from mtmd.llm.sampling.constraint import Grammars
 from mtmd.llm.sampling.grammar_notations import grammar_source
@@ -41,7 +40,7 @@ from mtmd.loaded.device_and_dtype import choose_dtype, own_threads
 from mtmd.loaded.device_thread import DeviceThread
 from mtmd.loaded.fitting.choose import Way, Ways, choose, chosen_by, layers_facts
 from mtmd.loaded.fitting.context import check_length, check_room, what_fits
-from mtmd.loaded.fitting.layouts import Layout, are_ranks, devices_of, make_graphs
+from mtmd.loaded.fitting.layouts import Graphs, Layout, are_ranks, devices_of, make_graphs
 from mtmd.loaded.fitting.needed_memory import CACHE_BYTES, lazy_memories
 from mtmd.loaded.fitting.needed_memory import limits as memory_limits
 from mtmd.loaded.fitting.pictures import Pictures
@@ -107,14 +106,17 @@ class LoadedModel:
         chosen, self.backends = self.options, list(self.layout.backends)
         self.ranks = self._start_ranks(context) if chosen.tp > 1 and group is None else None
         group = self.ranks.group if self.ranks else group
-        self.encoder, self.runner = made or make_graphs(
+        self.encoder, self.runner, self.audio_encoder = made or make_graphs(
             checkpoint, chosen, context, self.dtype, self.layout, group
         )
+        for encoder in self.encoders:
+            _check_fit(encoder, checkpoint)
         if self.encoder:
-            _check_fit(self.encoder, checkpoint)
             know_shapes(self.encoder)
         assert not isinstance(chosen.memory_limit, str)  # the options made it a number
-        self.admission = Admission(self.encoder, self.runner, chosen.memory_limit, CACHE_BYTES)
+        self.admission = Admission(
+            self.encoder, self.runner, chosen.memory_limit, CACHE_BYTES, self.audio_encoder
+        )
         self.grammars = (IsolatedGrammars if chosen.isolate else Grammars)(checkpoint.tokenizer)
         self.own_threads = partial(own_threads, torch.get_num_threads())
         """What a thread that plans or computes begins with."""
@@ -130,7 +132,7 @@ class LoadedModel:
         self._check_overrides(self.layout.overrides(chosen.override_tensor))
         self.admission.check(lambda: what_fits(self._way))
 
-    def _lay_out(self, context: int) -> tuple[Layout, tuple[Encoder | None, Runner] | None]:
+    def _lay_out(self, context: int) -> tuple[Layout, Graphs | None]:
         """Lay the model out as requested; by `fit`, which is then as if its choice had been asked
         for. With encoder and decoder where they were made to find that out.
         """
@@ -161,7 +163,7 @@ class LoadedModel:
         way, self.fit = choose(ways)
         self.options = chosen_by(way, chosen)
         (first, *others) = way.members
-        return way.layout, None if others else (first.encoder, first.runner)
+        return way.layout, None if others else Graphs(first.encoder, first.runner, first.audio)
 
     def check_room(self) -> None:
         """Before a weight is read: raises OptionError for a context that was asked for and has no
@@ -311,6 +313,29 @@ class LoadedModel:
             self.ranks.close()
 
     @property
+    def encoders(self) -> tuple[Encoder | AudioEncoder, ...]:
+        """Return those of pictures and of audio, which there are."""
+        both = self.encoder, self.audio_encoder
+        return tuple(encoder for encoder in both if encoder is not None)
+
+    @property
+    def takes(self) -> str:
+        """Return which media it takes beside text, in words."""
+        media = {
+            (True, True): "pictures, videos and audio",
+            (True, False): "pictures and videos",
+            (False, True): "audio",
+        }
+        both = self.encoder is not None, self.audio_encoder is not None
+        return media.get(both, "text alone")
+
+    def deaf(self, what: str) -> PromptError:
+        """Return the error for `what` audio was given to a model that takes none."""
+        return PromptError(
+            f"{self.name} has no audio encoder and was given {what}; it takes {self.takes}"
+        )
+
+    @property
     def placements(self) -> tuple[Placement, ...]:
         """Return where the nodes of each graph run. Made anew when a shape has come up that the
         device does not take as a whole. Nothing is run.
@@ -318,11 +343,11 @@ class LoadedModel:
         key = (
             len(self.runner.fallbacks),
             tuple(self.runner.fallbacks)[-1:],
-            len(self.encoder.fallbacks) if self.encoder else 0,
+            *(len(encoder.fallbacks) for encoder in self.encoders),
         )
         cached = self._placements.get(key)
         if cached is None:
-            parts = [encoder_placement(self.encoder)] if self.encoder else []
+            parts = (encoder_placement(encoder) for encoder in self.encoders)
             cached = (*parts, decoder_placement(self.runner))
             self._placements = {key: cached}  # replaced whole: other threads may be reading
         return cached
@@ -339,9 +364,9 @@ class LoadedModel:
 
     def _check_overrides(self, overrides: Sequence[Override]) -> None:
         """An override that names nothing is a mistake, not a wish."""
-        plans = [self.runner.plan(BatchShape(1, images=1 if self.encoder else 0))]
-        if self.encoder:
-            plans.append(self.encoder.plan(1, self.encoder.family.resolution.tile_type().shape))
+        plans = [self.runner.plan(BatchShape(1, images=1 if self.encoders else 0))]
+        for encoder in self.encoders:
+            plans.append(encoder.plan(1, encoder.family.resolution.tile_type().shape))
         for override in overrides:
             if not any(
                 override.matches(s.node) for p in plans for s in p.steps if s.node.op != "copy"
@@ -375,14 +400,14 @@ def _begin(threads: Callable[[], None], side: SideStream | None) -> None:
         side.let_first()
 
 
-def _check_fit(encoder: Encoder, checkpoint: Checkpoint) -> None:
+def _check_fit(encoder: Encoder | AudioEncoder, checkpoint: Checkpoint) -> None:
     """Raises ModelError where a projector gives embeddings of another width than the decoder reads:
     they are of different models.
     """
     width = encoder.graph(1, encoder.family.resolution.tile_type().shape).shape[2]
     if width != checkpoint.text.image_width:
         raise ModelError(
-            f"the projector gives {width} numbers per image token, the decoder reads "
+            f"the projector gives {width} numbers per {encoder.noun} token, the decoder reads "
             f"{checkpoint.text.image_width}; "
             "they belong to different models, fetch the projector of this one"
         )

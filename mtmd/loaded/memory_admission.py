@@ -19,7 +19,7 @@ import numpy as np
 
 from mtmd.base.errors import DeviceMemoryError, OptionError, PlacementError
 from mtmd.base.text import mib
-from mtmd.clip.encoder import Encoder
+from mtmd.clip.encoder import AudioEncoder, Encoder, TowerEncoder
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.graph import Shape
@@ -50,14 +50,20 @@ class Admission:
     """
 
     def __init__(
-        self, encoder: Encoder | None, runner: Runner, limit: int | None, cache_bytes: int
+        self,
+        encoder: Encoder | None,
+        runner: Runner,
+        limit: int | None,
+        cache_bytes: int,
+        audio: AudioEncoder | None = None,
     ):
         self.encoder, self.runner, self.backends = encoder, runner, runner.backends
+        self.audio = audio
         self._requested, self._cache_bytes = limit, cache_bytes
         self.limits = limits(self.backends, runner.devices, limit)
         """Bytes by memory space; those of which nobody knows are not in it."""
-        self.needed = NeededMemory(encoder, runner, lazy_memories(limit))
-        self._keeps = (encoder or runner).backends[0].space
+        self.needed = NeededMemory(encoder, runner, audio, lazy_memories(limit))
+        self._keeps = (encoder or audio or runner).backends[0].space
         """Where encoded pictures are kept."""
         self.encoding: Plan | None = None
         """The plan of the batch that is being encoded, if one is."""
@@ -192,6 +198,19 @@ class Admission:
             "tokens (image_max_tokens), or use a smaller context or parallel"
         )
 
+    def check_audio(self, plan: ImagePlan) -> None:
+        """Raises DeviceMemoryError, with the numbers, where encoding a window of audio takes more
+        memory than can be free.
+        """
+        assert self.audio is not None
+        if self._fits(plan, self.audio):
+            return
+        needed, free = self._shortage(self._largest(plan, self.audio))
+        raise DeviceMemoryError(
+            f"encoding audio needs {mib(needed)}, {mib(free)} are free beside weights and caches; "
+            "use a smaller context or parallel, dtype bf16, or another device"
+        )
+
     def _shrunk(self, pixels: np.ndarray, budget: Budget, plan: ImagePlan) -> ImagePlan | None:
         """The picture in the most tokens with which it fits, nearly."""
         assert self.encoder is not None
@@ -211,18 +230,19 @@ class Admission:
                 high = min(middle, tried.tokens) - 1
         return result
 
-    def _fits(self, plan: ImagePlan) -> bool:
-        return all(self._within(self.room, [p, self._step]) for p in self._plans(plan))
+    def _fits(self, plan: ImagePlan, by: TowerEncoder | None = None) -> bool:
+        return all(self._within(self.room, [p, self._step]) for p in self._plans(plan, by))
 
-    def _plans(self, plan: ImagePlan) -> list[Plan]:
-        assert self.encoder is not None
+    def _plans(self, plan: ImagePlan, by: TowerEncoder | None) -> list[Plan]:
+        encoder = by or self.encoder
+        assert encoder is not None
         return [
-            self.encoder.plan_of([shape])
+            encoder.plan_of([shape])
             for shape in dict.fromkeys(tuple(tile.shape) for tile in plan.tiles)
         ]
 
-    def _largest(self, plan: ImagePlan) -> Plan:
-        return max(self._plans(plan), key=lambda p: sum(p.compute_bytes.values()))
+    def _largest(self, plan: ImagePlan, by: TowerEncoder | None = None) -> Plan:
+        return max(self._plans(plan, by), key=lambda p: sum(p.compute_bytes.values()))
 
     def _shortage(self, plan: Plan, room: Bytes | None = None) -> tuple[int, int]:
         """Return what encoding needs and what is free for it, in bytes, of the memory that lacks
@@ -238,13 +258,14 @@ class Admission:
         ]
         return max(result, key=lambda pair: pair[0] - pair[1])
 
-    def may_encode(self, shapes: Sequence[Shape], alone: bool = False) -> bool:
+    def may_encode(
+        self, encoder: TowerEncoder, shapes: Sequence[Shape], alone: bool = False
+    ) -> bool:
         """Return whether tiles of these shapes can be encoded together now, and answers go on
         meanwhile; `alone` as `Encoder.steps` has it.
         """
-        assert self.encoder is not None
         try:
-            plans = [self.encoder.plan_of(shapes, alone), self._step]
+            plans = [encoder.plan_of(shapes, alone), self._step]
         except PlacementError:
             return True  # the run will tell
         return self._within(self.room, plans) and self._within(self.free_now(), plans)
@@ -272,12 +293,12 @@ class Admission:
         self._seen = free, time.monotonic()
         return free
 
-    def shortage(self, shape: Shape) -> DeviceMemoryError:
+    def shortage(self, encoder: TowerEncoder, shape: Shape) -> DeviceMemoryError:
         """Return what to tell of a tile that has waited in vain."""
-        assert self.encoder is not None
-        needed, free = self._shortage(self.encoder.plan_of([shape]), self.free_now())
+        needed, free = self._shortage(encoder.plan_of([shape]), self.free_now())
+        what = "the audio" if isinstance(encoder, AudioEncoder) else "the picture"
         return DeviceMemoryError(
-            f"encoding the picture needs {mib(needed)}, {mib(free)} are free at the moment; try "
+            f"encoding {what} needs {mib(needed)}, {mib(free)} are free at the moment; try "
             "again later, or show "
             "it in fewer tokens"
         )

@@ -48,7 +48,8 @@ def warmup_report(
     kernels of the encoder's attention are measured.
     """
     encoder, runner = loaded.encoder, loaded.runner
-    graphs = [*(encoder_graphs(encoder) if encoder else []), *decoder_graphs(runner)]
+    of_encoders = [graph for one in loaded.encoders for graph in encoder_graphs(one)]
+    graphs = [*of_encoders, *decoder_graphs(runner)]
     checks: list[Check] = []
     programs = None
     if check:
@@ -94,8 +95,8 @@ def warmup_report(
 
 def run_checks(loaded: LoadedModel) -> list[Check]:
     """An encode and a step of decode; every rank of a model does the same."""
-    encoder, runner = loaded.encoder, loaded.runner
-    checks = [*([check_encoder(encoder)] if encoder else []), check_decoder(runner)]
+    runner = loaded.runner
+    checks = [*(check_encoder(encoder) for encoder in loaded.encoders), check_decoder(runner)]
     if loaded.options.speculate == "auto":
         measure_rows(runner)
     return checks
@@ -207,7 +208,8 @@ def _adapters(loaded: LoadedModel) -> tuple[AdapterFacts, ...]:
 
 
 def _dequantized(loaded: LoadedModel) -> tuple[DequantizedTensor, ...]:
-    weights = loaded.checkpoint.text_weights, loaded.checkpoint.vision_weights
+    made = loaded.checkpoint
+    weights = made.text_weights, made.vision_weights, made.audio_weights
     return tuple(
         DequantizedTensor(d.name, d.kind, d.stored_bytes, d.values * loaded.dtype.itemsize)
         for part in weights

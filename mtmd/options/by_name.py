@@ -19,6 +19,7 @@ ELSEWHERE = {  # options of other libraries, and what takes their place
     "text": "that is `prompt`",
     "video": "pictures and videos are given as `image`",
     "videos": "pictures and videos are given as `image`",
+    "audios": "audio is given as `audio`, or among the pictures as `image`",
     "n": "call it several times, with another `seed` each",
     "response_format": "json_schema takes a JSON schema, or True for any object",
     "regex": 'it is written grammar={"regex": ...}',

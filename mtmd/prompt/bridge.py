@@ -1,18 +1,23 @@
-"""The batching bridge: pictures, videos and a rendered prompt become spans that the decoder reads.
+"""The batching bridge: pictures, videos, audio and a rendered prompt become spans that the decoder
+reads.
 
 Pictures are prepared, encoded several at once (`mtmd.service.encode_queue`), and put
 where the chat template left their marker. Those encoded before are in the bridge's `cache`. A video
-is groups of frames, each of which is prepared, encoded and kept as a picture is.
+is groups of frames, each of which is prepared, encoded and kept as a picture is; so is audio, whose
+tiles are windows of it.
 """
 
 from __future__ import annotations
 
 import re
+import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from itertools import count
+from threading import Lock
 from typing import TypeAlias
 
 import numpy as np
@@ -20,7 +25,9 @@ from torch import Tensor
 
 from mtmd.base.errors import PromptError
 from mtmd.base.turns import turn_released
-from mtmd.clip.encoder import Encoder
+from mtmd.clip.audio.audio import AudioFacts
+from mtmd.clip.audio.recording import Recording
+from mtmd.clip.encoder import AudioEncoder, Encoder
 from mtmd.clip.family import Numbered, PrefixFamily, RewritesPrompt
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.image.pixels import Pixels
@@ -34,22 +41,41 @@ from mtmd.loaded.fitting.needed_memory import CACHE_BYTES
 from mtmd.loaded.memory_admission import Admission
 from mtmd.prompt.embedding_cache import EmbeddingCache, Key
 from mtmd.prompt.pieces import Part, Piece, pieces_of
-from mtmd.receipt import ImageReceipt
+from mtmd.receipt import AudioReceipt, ImageReceipt
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
-    """A picture ready to be encoded, or, with `embeddings` [T, D], encoded before."""
+class Encodable:
+    """Tiles ready to be encoded, and the key they are cached by."""
 
     key: Key
     plan: ImagePlan
-    receipt: ImageReceipt
-    embeddings: Tensor | None = None
 
     @property
     def content(self) -> bytes:
         """Return what its embeddings show, in a few bytes."""
         return sha256(repr(self.key).encode()).digest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedAudio(Encodable):
+    """Audio ready to be encoded, or, with `embeddings` [T, D], encoded before."""
+
+    receipt: AudioReceipt
+    embeddings: Tensor | None = None
+
+    @property
+    def stored(self) -> int:
+        """Bytes of its tiles."""
+        return sum(tile.nbytes for tile in self.plan.tiles)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared(Encodable):
+    """A picture ready to be encoded, or, with `embeddings` [T, D], encoded before."""
+
+    receipt: ImageReceipt
+    embeddings: Tensor | None = None
 
     @property
     def stored(self) -> int:
@@ -76,8 +102,12 @@ class PreparedVideo:
         return sum(group.receipt.cached for group in self.groups)
 
 
+WORDS = {Prepared: "picture", PreparedVideo: "video", PreparedAudio: "audio"}
 Medium: TypeAlias = "Picture | Video"
-Shown: TypeAlias = "Prepared | PreparedVideo"
+Single: TypeAlias = "Prepared | PreparedAudio"
+"""What is encoded at once, and stands for one run of tokens."""
+Shown: TypeAlias = "Single | PreparedVideo"
+FACTS = 256  # of audio that was decoded before, whose embeddings may be cached
 
 
 class Bridge:
@@ -86,9 +116,16 @@ class Bridge:
     """
 
     def __init__(
-        self, encoder: Encoder | None, tokenizer: Tokenizer, admission: Admission | None = None
+        self,
+        encoder: Encoder | None,
+        tokenizer: Tokenizer,
+        admission: Admission | None = None,
+        audio_encoder: AudioEncoder | None = None,
     ):
         self.encoder, self.tokenizer, self.admission = encoder, tokenizer, admission
+        self.audio_encoder = audio_encoder
+        self._heard: OrderedDict[Key, AudioFacts] = OrderedDict()
+        self._noting = Lock()
         # Admission plans a run to say how much: it is not asked before there is something to keep.
         self.cache = EmbeddingCache(
             lambda: admission.embedding_cache_bytes if admission else CACHE_BYTES
@@ -101,6 +138,51 @@ class Bridge:
         """
         video = None if self.encoder is None else self.encoder.family.video
         return video if video is not None and self.tokenizer.knows(video.token) else None
+
+    def encoder_of(self, prepared: Single) -> Encoder | AudioEncoder:
+        """Return what encodes it."""
+        encoder = self.audio_encoder if isinstance(prepared, PreparedAudio) else self.encoder
+        assert encoder is not None
+        return encoder
+
+    def prepare_audio(
+        self, recording: Recording, anew: bool = False, salt: str = ""
+    ) -> PreparedAudio:
+        """A recording decoded, resampled and cut into windows; one in the cache of the same `salt`
+        needs no more work, unless it is to be done `anew`. Raises AudioError, BusyError, and
+        DeviceMemoryError where a window takes more memory than can be free.
+        """
+        encoder, clock = self.audio_encoder, time.perf_counter()
+        assert encoder is not None
+        key = f"audio {recording.sha256}", DEFAULT_BUDGET, salt
+        entry = None if anew else self.cache.get(key)
+        with self._noting:
+            facts = self._heard.get(key)
+        if entry is None or facts is None:
+            audio = recording.audio(encoder.family.rate)
+            with turn_released():
+                plan, embeddings = encoder.family.resolution.windows(audio.samples), None
+            if self.admission:
+                self.admission.check_audio(plan)
+            facts = audio.facts
+            with self._noting:
+                self._heard[key] = facts
+                while len(self._heard) > FACTS:
+                    self._heard.popitem(last=False)
+        else:
+            plan, embeddings = entry
+        receipt = AudioReceipt(
+            facts.seconds,
+            facts.rate,
+            facts.channels,
+            facts.codec,
+            plan.tokens,
+            recording.sha256,
+            embeddings is not None,
+            (time.perf_counter() - clock) * 1e3,
+            (*facts.notes, *plan.notes),
+        )
+        return PreparedAudio(key, plan, receipt, embeddings)
 
     def prepare_media(
         self,
@@ -235,38 +317,54 @@ class Bridge:
         return result
 
     def read(self, rendered: str, shown: Sequence[Shown]) -> list[Piece]:
-        """The rendered prompt with pictures and videos at their markers, tokenized; the pieces
-        count pictures and groups of frames alike, as `flat` has them. Raises PromptError where the
-        template wrote more or fewer markers.
+        """The rendered prompt with pictures, videos and audio at their markers, tokenized; the
+        pieces count pictures, groups of frames and audio alike, as `flat` has them. Raises
+        PromptError where the template wrote more or fewer markers.
         """
-        if self.encoder is None:
+        markers = self._markers
+        if not markers:
             return [Piece(tuple(self.tokenizer.encode_prompt(rendered)))]
-        family = self.encoder.family
-        markers = (*(self.video.markers if self.video else ()), family.marker)
         parts = re.split(f"({'|'.join(map(re.escape, markers))})", rendered)
-        texts, result = parts[::2], parts[1::2]
-        for kind, what in ((Prepared, "picture"), (PreparedVideo, "video")):
-            requested = sum(isinstance(one, kind) for one in shown)
-            locations = sum((marker == family.marker) == (kind is Prepared) for marker in result)
+        texts, result = parts[::2], [markers[marker] for marker in parts[1::2]]
+        kinds = [type(one) for one in shown]
+        for kind, what in WORDS.items():
+            requested, locations = kinds.count(kind), result.count(kind)
             if locations != requested:
                 raise PromptError(
-                    f"the chat template wrote {locations} {what} places for {requested} {what}s; "
-                    "it does not fit this model"
+                    f"the chat template wrote {locations} {what} places for {requested} "
+                    f"{what if kind is PreparedAudio else f'{what}s'}; it does not fit this model"
                 )
-        if [isinstance(one, PreparedVideo) for one in shown] != [
-            m != family.marker for m in result
-        ]:
+        if kinds != result:
             raise PromptError(
-                "the chat template writes pictures and videos in another order than the message "
-                "has them; put all pictures before the videos, or ask about them one by one"
+                "the chat template writes pictures, videos and audio in another order than the "
+                "message has them; put all pictures before the videos, or ask about them one by one"
             )
+        family: object = self.encoder.family if self.encoder else None
         text = texts[0] + "".join(map("".join, zip(self._texts(shown), texts[1:], strict=True)))
         if isinstance(family, RewritesPrompt):
             text = family.rewritten(text)
-        tokens = {self.tokenizer.id(family.image_token)}
-        if self.video:
-            tokens.add(self.tokenizer.id(self.video.token))
+        tokens = {self.tokenizer.id(token) for token in self.tokens}
         return pieces_of(self.tokenizer.encode_prompt(text), tokens, _parts(shown))
+
+    @property
+    def _markers(self) -> dict[str, type]:
+        """Return what templates write for each kind; one that holds another stands before it."""
+        result: dict[str, type] = {}
+        if self.video:
+            result |= dict.fromkeys(self.video.markers, PreparedVideo)
+        if self.encoder is not None:
+            result[self.encoder.family.marker] = Prepared
+        if self.audio_encoder is not None:
+            result[self.audio_encoder.family.marker] = PreparedAudio
+        return result
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """Return the tokens whose place embeddings take."""
+        image = () if self.encoder is None else (self.encoder.family.image_token,)
+        video = () if self.video is None else (self.video.token,)
+        audio = () if self.audio_encoder is None else (self.audio_encoder.family.token,)
+        return (*image, *video, *audio)
 
     def number(self, index: int) -> str:
         """The text before a picture's own, or a video's, that says which of them it is, from 0;
@@ -276,31 +374,32 @@ class Bridge:
         return family.numbered(index) if isinstance(family, Numbered) else ""
 
     def _texts(self, shown: Sequence[Shown]) -> Iterator[str]:
-        """The texts that stand for pictures and videos, in order."""
-        assert self.encoder is not None
+        """The texts that stand for pictures, videos and audio, in order."""
         pictures, videos = count(), count()
         for one in shown:
             if isinstance(one, PreparedVideo):
                 yield self.number(next(videos)) + one.text
+            elif isinstance(one, Prepared):
+                yield self.number(next(pictures)) + self.encoder_of(one).family.prompt(one.plan)
             else:
-                yield self.number(next(pictures)) + self.encoder.family.prompt(one.plan)
+                yield self.encoder_of(one).family.prompt(one.plan)
 
     def spans(
-        self, pieces: Sequence[Piece], prepared: Sequence[Prepared], embeddings: Sequence[Tensor]
+        self, pieces: Sequence[Piece], prepared: Sequence[Single], embeddings: Sequence[Tensor]
     ) -> list[Span]:
-        """Pieces with the embeddings [T, D] of the pictures, in order."""
+        """Pieces with the embeddings [T, D] of pictures and audio, in order."""
         spans = []
         for piece in pieces:
             if piece.picture is None:
                 spans.append(Span(piece.tokens))
                 continue
-            assert self.encoder is not None
+            encoder = self.encoder_of(prepared[piece.picture])
             rows = embeddings[piece.picture][piece.start : piece.start + len(piece.tokens)]
             spans.append(
                 Span(
                     piece.tokens,
                     rows,
-                    self.encoder.family.bidirectional,
+                    isinstance(encoder, Encoder) and encoder.family.bidirectional,
                     piece.grid,
                     piece.later,
                     number=piece.number,
@@ -308,15 +407,18 @@ class Bridge:
                     offset=piece.start,
                 )
             )
-        if self.encoder and isinstance(self.encoder.family, PrefixFamily):
+        family: object = self.encoder.family if self.encoder else None
+        if isinstance(family, PrefixFamily):
             return [replace(s, block=True, joins=i > 0) for i, s in enumerate(spans)]
         return spans
 
 
-def flat(shown: Sequence[Shown]) -> list[Prepared]:
-    """Return what is to be encoded: pictures, and the groups of videos, in order."""
-    groups = (one.groups if isinstance(one, PreparedVideo) else (one,) for one in shown)
-    return [one for group in groups for one in group]
+def flat(shown: Sequence[Shown]) -> list[Single]:
+    """Return what is to be encoded: pictures, the groups of videos, and audio, in order."""
+    result: list[Single] = []
+    for one in shown:
+        result += one.groups if isinstance(one, PreparedVideo) else (one,)
+    return result
 
 
 def _parts(shown: Sequence[Shown]) -> list[Part]:

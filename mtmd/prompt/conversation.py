@@ -7,32 +7,39 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeAlias, cast
 
 from mtmd.base.errors import ImageError, PromptError
+from mtmd.clip.audio.recording import Recording
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.video.footage import Footage
 from mtmd.llm.tokenizer.control_tokens import SEAL
+from mtmd.prompt.audio_input import AudioInput, AudioSource, as_input, is_pair, kind_of, load_audio
 from mtmd.prompt.load_image import ImageSource, load_image
 from mtmd.prompt.message_forms import filled, in_own_form
-from mtmd.prompt.video_input import Requested, VideoInput, is_video, load_video, request_of
+from mtmd.prompt.video_input import Requested, VideoInput, load_video, request_of
 from mtmd.thinking.history import FIELD, NAMES
 from mtmd.tools.history import sealed
 from mtmd.tools.tool import DEEP_MAX, NAME, is_deep
 
-Image: TypeAlias = "ImageSource | Picture | VideoInput"
+Image: TypeAlias = "ImageSource | Picture | VideoInput | AudioInput"
 Images: TypeAlias = "Image | Sequence[Image]"
+AudioArgument: TypeAlias = "AudioSource | AudioInput | Sequence[AudioSource | AudioInput]"
 Message: TypeAlias = Mapping[str, Any]
 ParsedRequest: TypeAlias = "Images | Sequence[Message]"
 EMPTY = "the prompt is empty; say what you want to know"
 DEFAULT_PROMPT = "Describe the image."
+AUDIO_PROMPT = "Describe the audio."
 ID_CHARS_MAX = 256
 CALLS_MAX = 256  # of one message
 IMAGES_MAX = 1024
-_SHOWN = ("image", "video")
-_NOT_ALONGSIDE = ("image", "images", "image_url", "video", "videos", "video_url")  # content alone
+_SHOWN = ("image", "video", "audio")
+_NOT_ALONGSIDE = (  # content alone
+    *("image", "images", "image_url", "video", "videos", "video_url"),
+    *("audio", "audios", "audio_url", "input_audio"),
+)
 CLOSER = ("low", "auto", "high")  # each is a closer look than those before it
 SYSTEM_PICTURES = "pictures of the system message are shown in the first turn after it"
 
@@ -40,7 +47,8 @@ SYSTEM_PICTURES = "pictures of the system message are shown in the first turn af
 @dataclass(frozen=True)
 class Conversation:
     """`messages` as the chat template takes them, an {"type": "image"} where each of the `pictures`
-    belongs, and a {"type": "video"} where each of the `videos` does, in order. `notes` say what had
+    belongs, a {"type": "video"} where each of the `videos` does and a {"type": "audio"} for each
+    recording of `audio`, in order. `notes` say what had
     to be moved; `detail` is the closest look that a picture asks for, "auto" where none does.
     """
 
@@ -49,6 +57,7 @@ class Conversation:
     notes: tuple[str, ...] = ()
     videos: tuple[Requested, ...] = ()
     detail: str = "auto"
+    audio: tuple[Recording, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,22 +105,38 @@ def pictures_of(image: Any) -> Sequence[Any]:
 
 
 def _shown(source: Any) -> dict[str, Any]:
-    kind = "video" if is_video(source) else "image"
+    kind = kind_of(source)
     return {"type": kind, kind: source}
 
 
+def audio_of(audio: AudioArgument) -> list[AudioInput]:
+    """The audio of a question: one, or those of a list."""
+    listed: Sequence[Any] = audio if isinstance(audio, (list, tuple)) else [audio]
+    if is_pair(audio):
+        listed = [audio]
+    return [as_input(source) for source in listed]
+
+
 def messages_of(
-    images: Images | None, prompt: str | None, system: str | None = None
+    images: Images | None,
+    prompt: str | None,
+    system: str | None = None,
+    audio: AudioArgument | None = None,
 ) -> list[Message]:
-    """One question as a conversation: what the model is told before it, pictures, text; without a
-    `prompt` a description is asked for. Raises PromptError where there is neither picture nor text,
-    and what `user_message` does.
+    """One question as a conversation: what the model is told before it, pictures, audio, text;
+    without a `prompt` a description is asked for. Raises PromptError where there is neither picture
+    nor text, and what `user_message` does.
     """
     reported = with_system((), system)
     if isinstance(prompt, str) and not prompt.replace(SEAL, "").strip():
         raise PromptError(EMPTY)
-    if images is not None:
-        return [*reported, user_message(images, DEFAULT_PROMPT if prompt is None else prompt)]
+    shown = [] if images is None else list(pictures_of(images))
+    if audio is not None:
+        shown += audio_of(audio)
+    if images is not None or shown:
+        is_heard = bool(shown) and all(kind_of(one) == "audio" for one in shown)
+        default = AUDIO_PROMPT if is_heard else DEFAULT_PROMPT
+        return [*reported, user_message(shown, default if prompt is None else prompt)]
     if prompt is None:
         raise PromptError("found neither picture nor prompt, expected at least one of them")
     return [*reported, {"role": "user", "content": prompt}]
@@ -122,24 +147,26 @@ def requested(
     prompt: str | None,
     messages: Sequence[Message] | None = None,
     system: str | None = None,
+    audio: AudioArgument | None = None,
 ) -> list[Message]:
-    """The conversation that a call asks for, by a question (`image`, `prompt`) or by `messages`,
-    which may stand in the place of `image`, too; pictures beside them are for the places that they
-    have for pictures. Raises PromptError where there is neither, or a prompt beside messages, and
-    what `messages_of`, `filled` and `with_system` do.
+    """The conversation that a call asks for, by a question (`image`, `audio`, `prompt`) or by
+    `messages`, which may stand in the place of `image`, too; pictures and audio beside them are for
+    the places that they have for such. Raises PromptError where there is neither, or a prompt
+    beside messages, and what `messages_of`, `filled` and `with_system` do.
     """
     if messages is None and is_conversation(image):
         image, messages = None, cast(Sequence[Message], image)
     if messages is None:
-        return messages_of(cast("Images | None", image), prompt, system)
+        return messages_of(cast("Images | None", image), prompt, system, audio)
     check_list(messages)
     if prompt is not None:
         raise PromptError(
             "prompt: found beside messages, expected one of them; say it in the last message"
         )
     messages = in_own_form(messages)
-    if image is not None:
-        messages = filled(messages, pictures_of(image))
+    if image is not None or audio is not None:
+        shown = [] if image is None else list(pictures_of(image))
+        messages = filled(messages, [*shown, *([] if audio is None else audio_of(audio))])
     return with_system(messages, system)
 
 
@@ -168,29 +195,40 @@ def read_conversation(
     seal: Callable[[str], str],
     load: Callable[..., Picture] = load_image,
     load_footage: Callable[..., Footage] = load_video,
+    load_recording: Callable[..., Recording] = load_audio,
 ) -> Conversation:
-    """Load the pictures with `load`, open the videos with `load_footage`, and put `seal` to all
-    text: what a user writes must not become a special token.
+    """Load the pictures with `load`, open the videos with `load_footage` and audio with
+    `load_recording`, and put `seal` to all text: what a user writes must not become a special
+    token.
 
     messages: {"role": ..., "content": text, or a list of {"type": "text", "text": ...}, {"type":
-    "image", "image": source} and {"type": "video", "video": source}, with fps, max_frames, start
-    and end beside the source where they are asked for}. A message of the assistant may have
-    "tool_calls" as OpenAI's interface has them, and then no content; one of role "tool" has the
-    result of the call "tool_call_id"; one of the assistant may have the thought before it as
-    "reasoning_content", "reasoning" or "thinking". Raises PromptError for anything else and for a
-    conversation in which nothing is said or shown, ImageError for a picture, VideoError for a
-    video.
+    "image", "image": source}, {"type": "audio", "audio": source} and {"type": "video", "video":
+    source}, with fps, max_frames, start and end beside the source where they are asked for}. A
+    message of the assistant may have "tool_calls" as OpenAI's interface has them, and then no
+    content; one of role "tool" has the result of the call "tool_call_id"; one of the assistant may
+    have the thought before it as "reasoning_content", "reasoning" or "thinking". Raises PromptError
+    for anything else and for a conversation in which nothing is said or shown, ImageError for a
+    picture, VideoError for a video, AudioError for audio.
     """
     check_list(messages)
-    images: list[ImageSource | Picture] = []
-    videos: list[Mapping[str, Any]] = []
+    media = _Media()
     detail = max(_details(messages), key=CLOSER.index, default="auto")
     messages, notes = _without_system_pictures(messages)
-    plain = tuple(_message(m, i, seal, images, videos) for i, m in enumerate(messages, 1))
+    plain = tuple(_message(m, i, seal, media) for i, m in enumerate(messages, 1))
     if not any(_says_something(m["content"]) or m.get("tool_calls") for m in plain):
         raise PromptError(EMPTY)
-    footage = _open(videos, load_footage)
-    return Conversation(plain, _load(images, load), notes, footage, detail)
+    footage = _open(media.videos, load_footage)
+    recordings = _load_audio(media.audio, load_recording)
+    return Conversation(plain, _load(media.images, load), notes, footage, detail, recordings)
+
+
+@dataclass
+class _Media:
+    """Sources of the media of a conversation, in order."""
+
+    images: list[ImageSource | Picture] = field(default_factory=list)
+    videos: list[Mapping[str, Any]] = field(default_factory=list)
+    audio: list[Any] = field(default_factory=list)
 
 
 def check_list(messages: object) -> None:
@@ -247,6 +285,15 @@ def _open(
     return tuple(result)
 
 
+def _load_audio(sources: Sequence[Any], load: Callable[..., Recording]) -> tuple[Recording, ...]:
+    """Do what `_load` does."""
+    several = len(sources) > 1
+    return tuple(
+        load(source, unnamed=f"audio {i}" if several else "audio")
+        for i, source in enumerate(sources, 1)
+    )
+
+
 def _without_system_pictures(messages: Sequence[Message]) -> tuple[list[Message], tuple[str, ...]]:
     """Chat templates show no pictures of system messages: they go to the first turn after."""
     made: list[Message] = []
@@ -288,11 +335,7 @@ def _load(
 
 
 def _message(
-    message: Any,
-    number: int,
-    seal: Callable[[str], str],
-    images: list[ImageSource | Picture],
-    videos: list[Mapping[str, Any]],
+    message: Any, number: int, seal: Callable[[str], str], media: _Media
 ) -> dict[str, Any]:
     where = f"message {number}"
     check_message(message, number)
@@ -319,11 +362,7 @@ def _message(
         raise PromptError(
             f"{where}: content is {type(content).__name__}, expected a text or a list of parts"
         )
-    return {
-        "role": role,
-        "content": [_part(p, where, seal, images, videos) for p in content],
-        **more,
-    }
+    return {"role": role, "content": [_part(p, where, seal, media) for p in content], **more}
 
 
 def _calls(message: Message, where: str, seal: Callable[[str], str]) -> dict[str, Any]:
@@ -411,13 +450,7 @@ def _id(value: object, where: str) -> str:
     return value
 
 
-def _part(
-    part: Any,
-    where: str,
-    seal: Callable[[str], str],
-    images: list[ImageSource | Picture],
-    videos: list[Mapping[str, Any]],
-) -> dict[str, str]:
+def _part(part: Any, where: str, seal: Callable[[str], str], media: _Media) -> dict[str, str]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and "text" in part:
         if not isinstance(part["text"], str):
@@ -427,11 +460,14 @@ def _part(
             )
         return {"type": "text", "text": seal(part["text"])}
     if kind == "image" and "image" in part:
-        images.append(part["image"])
+        media.images.append(part["image"])
         return {"type": "image"}
     if kind == "video" and "video" in part:
-        videos.append(part)
+        media.videos.append(part)
         return {"type": "video"}
+    if kind == "audio" and "audio" in part:
+        media.audio.append(part["audio"])
+        return {"type": "audio"}
     if isinstance(kind, str) and kind in ("text", *_SHOWN):
         value = "TEXT" if kind == "text" else "SOURCE"
         raise PromptError(
@@ -442,7 +478,9 @@ def _part(
     actual = (
         f"a part of type {kind!r:.60}" if kind is not None else f"{type(part).__name__} as a part"
     )
-    raise PromptError(f"{where}: found {actual}, expected one of type 'text', 'image' or 'video'")
+    raise PromptError(
+        f"{where}: found {actual}, expected one of type 'text', 'image', 'video' or 'audio'"
+    )
 
 
 def _says_something(content: str | list[dict[str, str]]) -> bool:

@@ -22,7 +22,7 @@ from mtmd.tools.tool import Toolbox
 
 ATTEMPTS_MAX = 16
 PROBES_S = 4.0  # of this thread, for all probes of one template; they take some 10 ms
-_TEXT, _PARTS = RoleForm(), RoleForm(False, True, True, True)
+_TEXT, _PARTS = RoleForm(), RoleForm(False, True, True, True, True)
 T = TypeVar("T")
 
 
@@ -32,7 +32,8 @@ class ConversationText:
     render: `ChatTemplate.render`. seal: makes the texts of tools harmless, as those of messages
     are. special, stops: spellings of the special tokens, and of those that end an answer. marker:
     what the template writes for a picture, None for a model without pictures. in_text, video: what
-    stands for a picture, and for a video, in a template that reads strings.
+    stands for a picture, and for a video, in a template that reads strings. audio: what the
+    template writes for audio, None for a model without.
     """
 
     def __init__(
@@ -44,10 +45,11 @@ class ConversationText:
         marker: str | None = None,
         in_text: str | None = None,
         video: str = "",
+        audio: str | None = None,
     ):
         self._render, self._seal = render, seal
         self._special, self._stops, self._marker = special, stops, marker
-        self._in_text, self._video = in_text, video
+        self._in_text, self._video, self._audio = in_text, video, audio
         self._probing = RLock()
         self._forms: ContentForms | None = None
         self._tools: ToolTemplate | None = None
@@ -77,7 +79,9 @@ class ConversationText:
         with self._probing:
             if self._forms is None:
                 render = _in_time(self._shown)
-                self._forms = read_forms(render, self._marker, self._in_text, self._video)
+                self._forms = read_forms(
+                    render, self._marker, self._in_text, self._video, self._audio
+                )
             return self._forms
 
     @property

@@ -1,5 +1,5 @@
-"""Fetches pictures and videos from the web for whoever names their addresses, without letting him
-reach into our own network.
+"""Fetches pictures, videos and audio from the web for whoever names their addresses, without
+letting him reach into our own network.
 
 The address that is checked is the one that is connected to: a name is looked up once, every address
 it has must be public, the socket goes to one of those, and its peer is checked again. Redirects
@@ -24,6 +24,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from mtmd.base.errors import ImageError
 from mtmd.base.text import one_line
+from mtmd.clip.audio.signatures import container_format
 from mtmd.clip.image.signatures import picture_format
 from mtmd.clip.video.signatures import video_format
 from mtmd.prompt.url_kinds import url_name
@@ -34,6 +35,14 @@ LIMIT_S = 15.0
 LONGEST_URL = 2048
 MAX_REDIRECTS = 3
 HEAD_BYTES = 64  # enough for the formats of pictures to differ
+WORDS = {"image": "picture", "video": "video", "audio": "audio"}
+_ACCEPTED = {"image": "image/*", "video": "video/*,image/*", "audio": "audio/*,video/*"}
+_FORMATS = {"image": picture_format, "video": video_format, "audio": container_format}
+_SMALLER = {
+    "image": "scale the picture down",
+    "video": "cut the video or encode it smaller",
+    "audio": "cut the audio or encode it smaller",
+}
 _PORTS = {"http": 80, "https": 443}
 _LOOK_UPS = threading.BoundedSemaphore(32)  # also those that nobody waits for any more
 _HOST = re.compile(r"[A-Za-z0-9.\-]+|\[[0-9A-Fa-f:.]+\]")
@@ -79,12 +88,13 @@ class Denied(Exception):
 NOT_FETCHED = (Denied, OSError, http.client.HTTPException, ValueError)
 
 
-def fetched(url: str, max_bytes: int, deadline: float, video: bool = False) -> bytes:
-    """The picture, or `video`, at `url`, of at most `max_bytes`, by `deadline` (of time.monotonic).
+def fetched(url: str, max_bytes: int, deadline: float, kind: str = "image") -> bytes:
+    """The picture, video or audio, by `kind`, at `url`, of at most `max_bytes`, by `deadline` (of
+    time.monotonic).
     Raises ImageError for one of more bytes, and one of NOT_FETCHED.
     """
     for _ in range(MAX_REDIRECTS + 1):
-        result = _get(url, max_bytes, deadline, video)
+        result = _get(url, max_bytes, deadline, kind)
         if result.location is None:
             return result.body
         target = urljoin(url, result.location)
@@ -103,17 +113,17 @@ class RemoteMedia:
         self.limit_s = limit_s
         self._deadline: float | None = None
 
-    def __call__(self, url: str, max_bytes: int, video: bool = False) -> bytes:
+    def __call__(self, url: str, max_bytes: int, kind: str = "image") -> bytes:
         """Raises ImageError, with the reason."""
         if self._deadline is None:
             self._deadline = time.monotonic() + self.limit_s
         name = url_name(url)
         try:
-            return fetched(url, max_bytes, self._deadline, video)
+            return fetched(url, max_bytes, self._deadline, kind)
         except ImageError as error:
             raise ImageError(f"{name}: {error}") from error
         except NOT_FETCHED as error:
-            what = "video" if video else "picture"
+            what = WORDS[kind]
             raise ImageError(
                 f"{name}: the {what} could not be fetched ({_reason(error)}); only public http and "
                 f"https addresses are asked, on their usual ports, for at most {self.limit_s:g} s"
@@ -207,7 +217,7 @@ def _look_up(host: str, port: int, deadline: float) -> list[str]:
     return answer
 
 
-def _get(url: str, max_bytes: int, deadline: float, video: bool = False) -> Fetched:
+def _get(url: str, max_bytes: int, deadline: float, kind: str = "image") -> Fetched:
     parts = check_url(url)
     port = _PORTS[parts.scheme]
     assert parts.hostname is not None
@@ -223,14 +233,14 @@ def _get(url: str, max_bytes: int, deadline: float, video: bool = False) -> Fetc
                 "GET",
                 target,
                 headers={
-                    "Accept": "video/*,image/*" if video else "image/*",
+                    "Accept": _ACCEPTED[kind],
                     "Accept-Encoding": "identity",
                     "User-Agent": "mtmd",
                     "Connection": "close",
                 },
             )
             with connection.getresponse() as response:
-                return _read(response, max_bytes, deadline, video)
+                return _read(response, max_bytes, deadline, kind)
 
 
 @contextmanager
@@ -273,10 +283,10 @@ def _shut(sock: socket.socket) -> None:
 
 
 def _read(
-    response: http.client.HTTPResponse, max_bytes: int, deadline: float, video: bool = False
+    response: http.client.HTTPResponse, max_bytes: int, deadline: float, kind: str = "image"
 ) -> Fetched:
     def is_known(data: bytes) -> bool:
-        return (video_format(data) if video else picture_format(data)) is not None
+        return _FORMATS[kind](data) is not None
 
     if response.status in (301, 302, 303, 307, 308):
         return Fetched(response.headers.get("Location") or "", b"")
@@ -292,11 +302,11 @@ def _read(
         if count > max_bytes:
             raise ImageError(
                 f"found more than {max_bytes:,} bytes, the most that this request may still bring; "
-                + ("cut the video or encode it smaller" if video else "scale the picture down")
+                + _SMALLER[kind]
             )
         if count - len(chunk) < HEAD_BYTES <= count and not is_known(b"".join(chunks)):
-            raise Denied(f"no {'video' if video else 'picture'}")
+            raise Denied(f"no {WORDS[kind]}")
     body = b"".join(chunks)
     if time.monotonic() >= deadline or count < (promised or 0) or not is_known(body):
-        raise Denied(f"cut short, or no {'video' if video else 'picture'}")
+        raise Denied(f"cut short, or no {WORDS[kind]}")
     return Fetched(None, body)

@@ -210,14 +210,14 @@ def read_picture(path: str | os.PathLike[str], limits: ImageLimits = DEFAULT_LIM
     return _read_path(os.fspath(path), limits, shortened(one_line(os.fspath(path))))
 
 
-def read_url(url: str, limits: ImageLimits = DEFAULT_LIMITS, *, video: bool = False) -> bytes:
-    """Return what a data URL holds, or what lies at a public address of the web, a picture or a
-    `video`, not looked into yet. Raises ImageError.
+def read_url(url: str, limits: ImageLimits = DEFAULT_LIMITS, *, kind: str = "image") -> bytes:
+    """Return what a data URL holds, or what lies at a public address of the web, a picture or,
+    by `kind`, a video or audio, not looked into yet. Raises ImageError.
     """
     maximum = min(limits.max_bytes, URL_BYTES_MAX)
     if is_data_url(url):
         return read_data_url(url, maximum, url_identity(url))
-    return RemoteMedia()(url, maximum, video)
+    return RemoteMedia()(url, maximum, kind)
 
 
 def _rewound(file: BinaryIO) -> BinaryIO:

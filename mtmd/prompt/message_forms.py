@@ -1,5 +1,6 @@
 """Messages as other libraries and OpenAI's interface write them, in this package's own form: a
-picture as {"type": "image", "image": source}, a video as {"type": "video", "video": source}.
+picture as {"type": "image", "image": source}, a video as {"type": "video", "video": source}, audio
+as {"type": "audio", "audio": source}.
 
 Of the Python API's callers alone, who may name files; nothing that a server is sent comes here.
 """
@@ -12,14 +13,17 @@ from typing import Any
 
 from mtmd.base.errors import PromptError
 from mtmd.clip.image.decode import Picture
+from mtmd.prompt.audio_input import audio_type, kind_of
 from mtmd.prompt.data_url import data_url
 from mtmd.prompt.load_image import picture_url
 from mtmd.prompt.url_kinds import is_data_url
-from mtmd.prompt.video_input import REQUEST_NAMES, VideoInput, is_video, video_type
+from mtmd.prompt.video_input import REQUEST_NAMES, VideoInput, video_type
 
 _TEXT = ("text", "input_text", "output_text")  # the last two: OpenAI's Responses
 _FILES = ("file", "input_file")  # of OpenAI's chat and of its Responses
 _BYTES = (bytes, bytearray, memoryview)
+_OWN = ("image", "video", "audio")
+_TYPES = {"video": video_type, "audio": audio_type}
 _KINDS = {
     "image": "image",
     "image_url": "image",
@@ -27,12 +31,15 @@ _KINDS = {
     "video": "video",
     "video_url": "video",
     "input_video": "video",
+    "audio": "audio",
+    "audio_url": "audio",
+    "input_audio": "audio",
 }
 
 
 def in_own_form(messages: Sequence[Any]) -> list[Any]:
-    """The messages with every picture and video where this package has it. Takes image_url,
-    video_url, file_data and the types of OpenAI's Responses, beside the types "image" and "video"
+    """The messages with every picture, video and audio where this package has it. Takes image_url,
+    video_url, audio_url, input_audio, file_data and the types of OpenAI's Responses, beside these
     the source as "url", "path" or "base64", as transformers has it, or as "source", as Anthropic's
     interface does, and "images" beside a text, as Ollama has them. What is no such message or
     part stays, for whoever checks them.
@@ -42,8 +49,8 @@ def in_own_form(messages: Sequence[Any]) -> list[Any]:
 
 def filled(messages: Sequence[Any], images: Sequence[Any]) -> list[Any]:
     """The messages, in own form, with `images` in the places of {"type": "image"} without a source
-    (and of {"type": "video"}), in order; without places, before the text of the user's turn, where
-    there is one turn alone. Raises PromptError for another number of them.
+    (and of {"type": "video"} and {"type": "audio"}), in order; without places, before the text of
+    the user's turn, where there is one turn alone. Raises PromptError for another number of them.
     """
     locations = sum(
         _is_location(part)
@@ -78,7 +85,7 @@ def in_json_types(messages: Sequence[Any], url_of: Callable[[Picture], str]) -> 
 
 def _in_json(part: Any, url_of: Callable[[Picture], str]) -> Any:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    source = part.get(kind) if kind in ("image", "video") else None
+    source = part.get(kind) if kind in _OWN else None
     alongside: dict[str, Any] = {}
     if isinstance(source, VideoInput) and isinstance(source.source, (*_BYTES, str, os.PathLike)):
         alongside = {name: getattr(source, name) for name in REQUEST_NAMES}
@@ -87,7 +94,7 @@ def _in_json(part: Any, url_of: Callable[[Picture], str]) -> Any:
         source = url_of(source)
     elif isinstance(source, _BYTES):
         data = bytes(source)
-        type_ = video_type(data) if kind == "video" else None
+        type_ = _TYPES[kind](data) if kind in _TYPES else None
         source = data_url(data, type_) if type_ else picture_url(data)
     elif isinstance(source, (str, os.PathLike)):
         source = os.fsdecode(source)
@@ -120,7 +127,7 @@ def _shown_before(message: Mapping[str, Any], images: Sequence[Any]) -> Mapping[
 
 
 def _part_of(source: Any) -> dict[str, Any]:
-    kind = "video" if is_video(source) else "image"
+    kind = kind_of(source)
     return {"type": kind, kind: source}
 
 
@@ -134,7 +141,7 @@ def with_parts(message: Any, change: Callable[[Any], Any]) -> Any:
 
 def _is_location(part: Any) -> bool:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    return isinstance(kind, str) and kind in ("image", "video") and kind not in part
+    return isinstance(kind, str) and kind in _OWN and kind not in part
 
 
 def _in_own_form(part: Any) -> Any:
@@ -146,6 +153,8 @@ def _in_own_form(part: Any) -> Any:
     if given in _FILES:
         return _of_file(part)
     kind = _KINDS.get(given)
+    if given == "input_audio" and isinstance(part.get(given), Mapping):  # OpenAI's chat
+        part = _of_input_audio(part, part[given])
     if kind == "image" and isinstance(part.get("source"), Mapping):
         part = _of_anthropics(part, part["source"])
     if kind is None or part.get(kind) is not None:
@@ -161,6 +170,13 @@ def _in_own_form(part: Any) -> Any:
             rest = {k: v for k, v in {**part, **inner}.items() if k not in (name, "url", kind)}
             return {**rest, "type": kind, kind: inner["url"]}
     return part
+
+
+def _of_input_audio(part: Mapping[str, Any], audio: Mapping[str, Any]) -> dict[str, Any]:
+    """Return it with the source beside its type."""
+    inner = {"base64": audio.get("data"), "url": audio.get("url")}
+    rest = {name: value for name, value in part.items() if name != "input_audio"}
+    return {**rest, **{name: value for name, value in inner.items() if value is not None}}
 
 
 def _of_file(part: Mapping[str, Any]) -> Any:

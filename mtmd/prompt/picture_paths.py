@@ -21,6 +21,7 @@ IMAGE_SUFFIXES = (
     *(".gif", ".bmp", ".tif", ".tiff", ".pdf"),
 )
 VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi")
+AUDIO_SUFFIXES = (".wav", ".mp3", ".flac", ".ogg", ".oga", ".opus", ".m4a", ".m4b", ".aac")
 BASE64_CHARS = 200  # fewer may be a name
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
 _KINDS = (

@@ -13,13 +13,15 @@ from torch import Tensor
 
 from mtmd.base.errors import ContextError, PromptError
 from mtmd.chat_template.text_check import THOUGHTS_LEFT_OUT
+from mtmd.clip.audio.recording import Recording
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.video.footage import Footage
 from mtmd.kernels.plan.executor import Observer
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.tokenizer.control_tokens import SEAL
 from mtmd.loaded.loaded_model import LoadedModel
-from mtmd.prompt.bridge import Bridge, Prepared, PreparedVideo, Shown, flat
+from mtmd.prompt.audio_input import load_audio
+from mtmd.prompt.bridge import Bridge, Prepared, PreparedAudio, PreparedVideo, Shown, Single, flat
 from mtmd.prompt.conversation import Conversation, Message, RawPrompt, read_conversation
 from mtmd.prompt.conversation_text import ConversationText
 from mtmd.prompt.fetch_url import RemoteMedia
@@ -43,18 +45,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """A conversation tokenized, its pictures and groups of frames ready to be encoded, in order.
-    `notes` say what was done to it that its owner may not expect. `shown` are the pictures and
-    `PreparedVideo`s that those are of.
+    """A conversation tokenized, its pictures, groups of frames and audio ready to be encoded, in
+    order.
+    `notes` say what was done to it that its owner may not expect. `shown` are the pictures,
+    audio and `PreparedVideo`s that those are of.
     """
 
     pieces: list[Piece]
-    pictures: list[Prepared]
+    pictures: list[Single]
     notes: tuple[str, ...] = ()
     shown: tuple[Shown, ...] = ()
     videos: tuple[VideoReceipt, ...] = ()
     images: tuple[Prepared, ...] = ()
     """Those of the `pictures` that are not of a video."""
+    audio: tuple[PreparedAudio, ...] = ()
+    """Those of the `pictures` that are audio."""
     inside_thought: bool | None = None
     """Whether it ends inside a thought; None where the answer has none."""
 
@@ -70,7 +75,7 @@ class EncodedPrompt:
     """
 
     spans: list[Span]
-    pictures: list[Prepared]
+    pictures: list[Single]
     embeddings: list[Tensor]
 
     @property
@@ -83,7 +88,9 @@ class Prompts:
 
     def __init__(self, loaded: LoadedModel):
         self._loaded = loaded
-        self.bridge = Bridge(loaded.encoder, loaded.checkpoint.tokenizer, loaded.admission)
+        self.bridge = Bridge(
+            loaded.encoder, loaded.checkpoint.tokenizer, loaded.admission, loaded.audio_encoder
+        )
         self.videos = Videos(loaded, self.bridge)
 
     @property
@@ -94,16 +101,27 @@ class Prompts:
         return self._loaders[0]
 
     @property
-    def _loaders(self) -> tuple[Callable[..., Picture], Callable[..., Footage]]:
-        """Do what `load_image` does, for pictures and of videos."""
+    def load_recording(self) -> Callable[..., Recording]:
+        """Return how audio files become recordings, which are decoded later."""
+        return self._loaders[2]
+
+    @property
+    def _loaders(
+        self,
+    ) -> tuple[Callable[..., Picture], Callable[..., Footage], Callable[..., Recording]]:
+        """Do what `load_image` does, for pictures, videos and audio."""
         options = self._loaded.options
         remote = RemoteMedia() if options.allow_remote_media else None
         load = partial(load_isolated if options.isolate else load_image, remote=remote)
-        return load, partial(load_video, isolate=options.isolate, load=load, remote=remote)
+        return (
+            load,
+            partial(load_video, isolate=options.isolate, load=load, remote=remote),
+            partial(load_audio, isolate=options.isolate, remote=remote),
+        )
 
     def read(self, messages: Sequence[Message]) -> Conversation:
-        """Pictures loaded, texts sealed. Raises PromptError, also for images that the model cannot
-        see, and ImageError.
+        """Pictures loaded, texts sealed. Raises PromptError, also for media that the model does not
+        take, and ImageError.
         """
         loaded = self._loaded
         conversation = read_conversation(messages, loaded.checkpoint.tokenizer.seal, *self._loaders)
@@ -114,6 +132,9 @@ class Prompts:
                 f"{loaded.name} has no image encoder and was given {' and '.join(given)}; "
                 f"{loaded.checkpoint.without_vision}"
             )
+        if (count := len(conversation.audio)) and loaded.audio_encoder is None:
+            what = "audio" if count == 1 else f"{count} audio files"
+            raise loaded.deaf(what)
         return conversation
 
     @cached_property
@@ -122,7 +143,7 @@ class Prompts:
         checkpoint, encoder = self._loaded.checkpoint, self._loaded.encoder
         tokenizer, family = checkpoint.tokenizer, encoder.family if encoder else None
         stops = [text for text, i in tokenizer.silent.items() if i in checkpoint.stop_tokens]
-        video = self.bridge.video
+        video, audio = self.bridge.video, self.bridge.audio_encoder
         return ConversationText(
             self._render,
             tokenizer.seal,
@@ -131,6 +152,7 @@ class Prompts:
             family.marker if family else None,
             family.marker.join(family.around) if family else None,
             video.markers[0] if video else "",
+            audio.family.marker if audio else None,
         )
 
     @cached_property
@@ -179,22 +201,24 @@ class Prompts:
         budget = replace(self._loaded.limits, detail=detail)
         encoder = self._loaded.encoder
         images = self.bridge.prepare(conversation.pictures, budget, anew, salt) if encoder else []
+        audio = [self.bridge.prepare_audio(one, anew, salt) for one in conversation.audio]
         videos: list[ShownVideo] = []
         if conversation.videos:
             nothing = [NOT_SHOWN] * len(conversation.videos)
-            bare = in_place_of_videos(conversation, images, nothing)
+            bare = in_place_of_videos(conversation, images, nothing, audio)
             pieces, *_ = self._read(bare, box, open_end, thinking)
             context = self._loaded.runner.context
             room = context - min(reserve, context // 4) - sum(len(piece.tokens) for piece in pieces)
             videos = self.videos.show(conversation.videos, room, detail, anew, salt, counting)
-        made = in_place_of_videos(conversation, images, videos)
+        made = in_place_of_videos(conversation, images, videos, audio)
         try:
             pieces, shown, notes, inside = self._read(made, box, open_end, thinking)
         except PromptError:
             if not any(video.part["type"] == "video" for video in videos):
                 raise
             # A template that knows no videos writes what stands around a picture.
-            made = in_place_of_videos(conversation, images, [v.as_picture for v in videos])
+            as_pictures = [video.as_picture for video in videos]
+            made = in_place_of_videos(conversation, images, as_pictures, audio)
             pieces, shown, notes, inside = self._read(made, box, open_end, thinking)
         return PreparedPrompt(
             pieces,
@@ -203,6 +227,7 @@ class Prompts:
             tuple(shown),
             tuple(video.receipt for video in videos),
             tuple(images),
+            tuple(audio),
             inside,
         )
 
@@ -284,6 +309,8 @@ class Prompts:
         video, encoder = self.bridge.video, self._loaded.encoder
         if video is None or encoder is None:
             return rendered
+        if any(isinstance(one, PreparedAudio) for one in shown):
+            return rendered
         texts = rendered.split(encoder.family.marker)
         written = any(marker in rendered for marker in video.markers)
         if written or len(texts) - 1 != len(shown):
@@ -298,7 +325,7 @@ class Prompts:
         """Raises PromptError for an empty one, and for tokens that are not the model's, or stand
         for pictures.
         """
-        tokenizer, encoder = self._loaded.checkpoint.tokenizer, self._loaded.encoder
+        tokenizer = self._loaded.checkpoint.tokenizer
         tokens = prompt.text
         if isinstance(tokens, str):
             tokens = tuple(tokenizer.encode_prompt(tokens))
@@ -313,10 +340,10 @@ class Prompts:
                 f"prompt: found token {min(tokens) if min(tokens) < 0 else max(tokens)}, expected "
                 f"ids from 0 to {len(tokenizer) - 1}"
             )
-        video = self.bridge.video
-        media = {encoder.family.image_token} if encoder else set()
-        if {tokenizer.id(t) for t in media | ({video.token} if video else set())} & set(tokens):
-            raise PromptError("prompt: found a token that stands for a picture; send messages")
+        if {tokenizer.id(token) for token in self.bridge.tokens} & set(tokens):
+            raise PromptError(
+                "prompt: found a token that stands for a picture or audio; send messages"
+            )
         return PreparedPrompt([Piece(tokens)], [])
 
     def encode(self, prompt: PreparedPrompt, observe: Observer | None = None) -> EncodedPrompt:
@@ -327,12 +354,10 @@ class Prompts:
         spans = self.bridge.spans(prompt.pieces, prompt.pictures, embeddings)
         return EncodedPrompt(spans, prompt.pictures, embeddings)
 
-    def _embeddings(self, picture: Prepared, observe: Observer | None) -> Tensor:
+    def _embeddings(self, picture: Single, observe: Observer | None) -> Tensor:
         if picture.embeddings is not None:
             return picture.embeddings
-        encoder = self._loaded.encoder
-        assert encoder is not None
-        plan = picture.plan
+        encoder, plan = self.bridge.encoder_of(picture), picture.plan
         embeddings = encoder.join(plan, encoder.encode(plan.tiles, observe, plan.normalize))
         self.bridge.cache.put(picture.key, picture.plan, embeddings)
         return embeddings

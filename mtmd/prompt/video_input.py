@@ -189,7 +189,7 @@ def load_video(
         source = read_data_url(source, min(limits.max_bytes, URL_BYTES_MAX), unnamed)
     elif isinstance(source, str) and is_address(source) and remote is not None:
         unnamed = url_name(source)
-        source = remote(source, min(limits.max_bytes, URL_BYTES_MAX), video=True)
+        source = remote(source, min(limits.max_bytes, URL_BYTES_MAX), kind="video")
     if isinstance(source, (str, os.PathLike)):
         path = user_path(os.fsdecode(os.fspath(source)))
         name = shortened(one_line(path)) if path else unnamed

@@ -22,7 +22,7 @@ from mtmd.clip.video.frame_request import FrameRequest
 from mtmd.clip.video.room_for_frames import fitting
 from mtmd.clip.video.video import Part, Video, VideoFacts
 from mtmd.loaded.loaded_model import LoadedModel
-from mtmd.prompt.bridge import Bridge, Prepared, PreparedVideo, Shown
+from mtmd.prompt.bridge import Bridge, Prepared, PreparedAudio, PreparedVideo, Shown
 from mtmd.prompt.conversation import Conversation
 from mtmd.prompt.known_videos import Known, KnownVideos
 from mtmd.prompt.video_input import Requested
@@ -366,12 +366,15 @@ def family_name(family: object) -> str:
 
 
 def in_place_of_videos(
-    conversation: Conversation, pictures: Sequence[Prepared], videos: Sequence[ShownVideo]
+    conversation: Conversation,
+    pictures: Sequence[Prepared],
+    videos: Sequence[ShownVideo],
+    audio: Sequence[PreparedAudio] = (),
 ) -> tuple[list[dict[str, Any]], list[Shown]]:
     """The messages with what stands for each video, and all that is shown in the order of the
     markers.
     """
-    images, left = iter(pictures), iter(videos)
+    images, left, heard = iter(pictures), iter(videos), iter(audio)
     made: list[dict[str, Any]] = []
     shown: list[Shown] = []
     for message in conversation.messages:
@@ -382,6 +385,8 @@ def in_place_of_videos(
         for part in message["content"]:
             if part["type"] == "image":
                 shown.append(next(images))
+            elif part["type"] == "audio":
+                shown.append(next(heard))
             elif part["type"] == "video":
                 video = next(left)
                 shown += video.media

@@ -1,7 +1,7 @@
-"""Pictures waiting to be encoded, of all requests: equal tiles go together, and small ones of any
-sizes where the tower reads packs (`mtmd.clip.packing`); a picture that several want is encoded
-once. Of several owners' pictures that of the owner goes first who has had fewest
-tiles encoded, so that many of one stand before nobody else's.
+"""Pictures, and audio, waiting to be encoded, of all requests: equal tiles go together, and small
+ones of any sizes where the tower reads packs (`mtmd.clip.packing`); a picture that several want is
+encoded once. Of several owners' pictures that of the owner goes first who has had fewest tiles
+encoded, so that many of one stand before nobody else's.
 
 One thread drives it, a node at a time where others are to run in between; what nobody wants any
 more is left where it stands. A batch begins when there is memory for it; if need be it is a smaller
@@ -22,10 +22,10 @@ from torch import Tensor
 from mtmd.base.errors import DeviceError, MtmdError
 from mtmd.base.fair_queue import FairShares
 from mtmd.base.heartbeat import beat
-from mtmd.clip.encoder import BATCH
+from mtmd.clip.encoder import BATCH, AudioEncoder, Encoder
 from mtmd.kernels.backends.side_stream import Mark
 from mtmd.kernels.graph import Shape
-from mtmd.prompt.bridge import Bridge, Prepared
+from mtmd.prompt.bridge import Bridge, Single
 from mtmd.prompt.embedding_cache import Key
 
 WAIT_S = 20.0  # for memory that others hold; then a picture is given up
@@ -33,11 +33,11 @@ WAIT_S = 20.0  # for memory that others hold; then a picture is given up
 
 @dataclass(eq=False)
 class Job:
-    """A picture being encoded for `users` requests, of `owners`. `embeddings` [T, D] are
+    """A picture, or audio, being encoded for `users` requests, of `owners`. `embeddings` [T, D] are
     there at the end, or an `error`. `adapters`: scales of those that change the encoder.
     """
 
-    prepared: Prepared
+    prepared: Single
     owners: set[str]
     adapters: tuple[float, ...] = ()
     users: int = 1
@@ -64,8 +64,7 @@ Part = tuple[Job, int]
 
 class EncodeQueue:
     def __init__(self, bridge: Bridge):
-        assert bridge.encoder is not None
-        self.bridge, self.encoder, self.admission = bridge, bridge.encoder, bridge.admission
+        self.bridge, self.admission = bridge, bridge.admission
         self.jobs: dict[Key, Job] = {}
         self.batches = self.tiles = self.packed = 0
         """Batches run so far, tiles in them, and of those the ones that had others of another size
@@ -76,7 +75,7 @@ class EncodeQueue:
         self._spent = self._began = 0.0
         self._shares = FairShares()  # in tiles
 
-    def add(self, prepared: Prepared, owner: str = "", adapters: tuple[float, ...] = ()) -> Job:
+    def add(self, prepared: Single, owner: str = "", adapters: tuple[float, ...] = ()) -> Job:
         """Encode a picture for somebody, or join those who wait for the same. It may have been
         encoded since it was prepared.
         """
@@ -134,20 +133,20 @@ class EncodeQueue:
                         break
                     waits.wait()
         except StopIteration as done:
-            alongside = self.encoder.side is not None  # of others' work, which it did not wait for
+            alongside = self._encoder.side is not None  # of others' work, which it did not wait for
             self._spent += time.perf_counter() - (self._began if alongside else start)
             return self._finish(done.value)
         except DeviceError:
             raise  # it is no picture's fault
         except MtmdError as error:
             return self._fail(error)
-        if self.encoder.side is None:
+        if self._encoder.side is None:
             self._spent += time.perf_counter() - start
         return []
 
     def _start(self) -> Generator[Mark | None, None, list[Tensor]]:
         job = self._parts[0][0]
-        alone, encoder = job.alone, self.encoder.adapted(job.adapters)
+        alone, encoder = job.alone, self._encoder.adapted(job.adapters)
         if self.admission:
             self.admission.encoding = encoder.plan_of(_shapes(self._parts), alone)
         return (
@@ -157,6 +156,14 @@ class EncodeQueue:
                 alone=alone,
             )
         )
+
+    @property
+    def _encoder(self) -> Encoder | AudioEncoder:
+        """Return what encodes the parts that are under way."""
+        return self._encoder_of(self._parts[0])
+
+    def _encoder_of(self, part: Part) -> Encoder | AudioEncoder:
+        return self.bridge.encoder_of(part[0].prepared)
 
     def _next_parts(self) -> list[Part]:
         """The first tile that waits and for which there is memory, and others that can be encoded
@@ -178,9 +185,14 @@ class EncodeQueue:
         """A tile and others, in turn: those with which it makes a pack, or its equals."""
         if first[0].alone:
             return [first]
-        alike = (p for p in waiting if p[0].adapters == first[0].adapters)
+        encoder = self._encoder_of(first)
+        alike = (
+            p
+            for p in waiting
+            if p[0].adapters == first[0].adapters and self._encoder_of(p) is encoder
+        )
         others = [first, *(p for p in alike if p is not first and not p[0].alone)]
-        pack = [others[i] for i in self.encoder.pack_of(_shapes(others))]
+        pack = [others[i] for i in encoder.pack_of(_shapes(others))]
         return pack or [p for p in others if _tile(p).shape == _tile(first).shape][:BATCH]
 
     def _in_turn(self) -> list[Part]:
@@ -198,7 +210,8 @@ class EncodeQueue:
     def _that_fit(self, parts: list[Part]) -> list[Part]:
         """Return as many of them as there is memory for."""
         while parts and self.admission:
-            if self.admission.may_encode(_shapes(parts), parts[0][0].alone):
+            encoder = self._encoder_of(parts[0])
+            if self.admission.may_encode(encoder, _shapes(parts), parts[0][0].alone):
                 break
             parts = parts[:-1]
         for job, _ in parts:
@@ -214,9 +227,8 @@ class EncodeQueue:
         ]
         for job in over:
             assert self.admission is not None
-            job.error = self.admission.shortage(
-                _tile((job, next(i for i in range(job.total) if i not in job.tiles))).shape
-            )
+            part = job, next(i for i in range(job.total) if i not in job.tiles)
+            job.error = self.admission.shortage(self._encoder_of(part), _tile(part).shape)
             self._drop(job)
         return over
 
@@ -233,7 +245,7 @@ class EncodeQueue:
         changed = list(dict.fromkeys(job for job, _ in parts))
         for job in changed:
             if len(job.tiles) == job.total:
-                job.embeddings = self.encoder.join(
+                job.embeddings = self.bridge.encoder_of(job.prepared).join(
                     job.prepared.plan, [job.tiles[i] for i in range(job.total)]
                 )
                 self.bridge.cache.put(job.prepared.key, job.prepared.plan, job.embeddings)

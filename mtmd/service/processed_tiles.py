@@ -9,7 +9,7 @@ from threading import Lock
 
 import numpy as np
 
-from mtmd.prompt.bridge import Prepared
+from mtmd.prompt.bridge import PreparedAudio, Single
 
 SAVED_BYTES = 64 << 20
 PICTURES = 128  # kept at most, however small they are
@@ -25,10 +25,12 @@ class ProcessedTiles:
         self.stored = 0  # bytes
         self._lock = Lock()
 
-    def add(self, prepared: Sequence[Prepared], tenant: str) -> None:
-        """The latest stay, `PICTURES` of them and `SAVED_BYTES`; the last, however large it is."""
+    def add(self, prepared: Sequence[Single], tenant: str) -> None:
+        """Add what is a picture. The latest stay, `PICTURES` of them and `SAVED_BYTES`; the last,
+        however large it is.
+        """
         with self._lock:
-            for one in prepared:
+            for one in (one for one in prepared if not isinstance(one, PreparedAudio)):
                 sha256, _, salt = one.key
                 entry = self._entries.get((salt, sha256))
                 if one.plan.tiles:

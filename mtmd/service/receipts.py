@@ -13,6 +13,7 @@ from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.ranks_report import ranks_warnings
 from mtmd.loaded.report import attention_report, layout_text, preprocessed_where, refusal_warnings
 from mtmd.options.answer import AnswerOptions
+from mtmd.prompt.bridge import Prepared
 from mtmd.receipt import Receipt, SamplingReceipt
 from mtmd.service.request import Request
 
@@ -29,7 +30,7 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
     return Receipt(
         model=loaded.name,
         images=images,
-        image_tokens=sum(picture.plan.tokens for picture in prompt.pictures),
+        image_tokens=sum(one.plan.tokens for one in prompt.pictures if isinstance(one, Prepared)),
         prompt_tokens=len(request.prompt.tokens),
         reused_tokens=sequence.reused if sequence else 0,
         output_tokens=len(request.tokens),
@@ -59,8 +60,11 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         ranks=loaded.options.tp,
         layout=layout_text(loaded),
         videos=prompt.videos,
+        audio=tuple(one.receipt for one in prompt.audio),
+        audio_tokens=sum(one.plan.tokens for one in prompt.audio),
         preprocessed=preprocessed_where(
-            loaded.encoder, [p.plan for p in prompt.pictures if not p.receipt.cached]
+            loaded.encoder,
+            [p.plan for p in prompt.pictures if isinstance(p, Prepared) and not p.receipt.cached],
         ),
         kernels_compiled=compiled.kernels - before.kernels,
         compile_ms=compiled.ms - before.ms,

@@ -25,6 +25,7 @@ from mtmd.base.fair_queue import FairSlots
 from mtmd.base.tracebacks import traceback_text
 from mtmd.base.turns import current_owner, prioritized
 from mtmd.checkpoint.facts import CheckpointFacts, facts_of
+from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.image.decode import Picture
 from mtmd.events import Answer, Finished, Progress
 from mtmd.kernels.gpu.ahead.compilations import compilations
@@ -107,8 +108,8 @@ class Service:
             speculate=loaded.options.speculate,
             plans=self._plans,
         )
-        self.encoding = EncodeQueue(self._prompts.bridge) if loaded.encoder else None
-        if loaded.encoder and loaded.encoder.side:
+        self.encoding = EncodeQueue(self._prompts.bridge) if loaded.encoders else None
+        if any(encoder.side for encoder in loaded.encoders):
             # The cache was cleared in this thread's queue, and is written in another
             loaded.runner.backends[0].synchronize()
         self._compiled_before = compilations().late
@@ -160,6 +161,12 @@ class Service:
     def sees(self) -> bool:
         """Return whether it takes pictures."""
         return self._loaded.encoder is not None
+
+    @property
+    def instructions(self) -> Instructions | None:
+        """Return what it is told to transcribe audio; None where it takes none."""
+        encoder = self._loaded.audio_encoder
+        return None if encoder is None else encoder.family.instructions
 
     @property
     def model_warnings(self) -> tuple[str, ...]:
@@ -348,7 +355,8 @@ class Service:
         )
         images = tuple(picture.plan.tokens for picture in prompt.images)
         videos = tuple(video.tokens for video in prompt.videos)
-        return TokenCount(len(prompt.tokens), images, self.context, videos)
+        audio = tuple(one.plan.tokens for one in prompt.audio)
+        return TokenCount(len(prompt.tokens), images, self.context, videos, audio)
 
     def text_of(self, tokens: abc.Sequence[int]) -> str:
         """Return what they spell, special tokens left out."""
@@ -586,6 +594,8 @@ class Service:
         self._stats.images += len(images)
         self._stats.images_shrunk += sum(p.plan.shrunk_from is not None for p in images)
         self._stats.image_cache_hits += sum(p.receipt.cached for p in images)
+        self._stats.audio += len(request.prompt.audio)
+        self._stats.audio_cache_hits += sum(one.receipt.cached for one in request.prompt.audio)
         self._stats.videos += len(videos)
         self._stats.video_frames += sum(len(video.frames) for video in videos)
         assert self.encoding or not request.prompt.pictures
@@ -736,7 +746,9 @@ class Service:
             stats.prefill_ms += sequence.prefill_ms
             stats.decode_ms += sequence.decode_ms
         stats.output_tokens += len(request.tokens)
-        stats.image_tokens += sum(p.plan.tokens for p in request.prompt.pictures)
+        heard = sum(one.plan.tokens for one in request.prompt.audio)
+        stats.audio_tokens += heard
+        stats.image_tokens += sum(p.plan.tokens for p in request.prompt.pictures) - heard
         receipt = make_receipt(self._loaded, request, finish, str(self.engine.speculation))
         answer = Answer(
             "".join(request.texts),

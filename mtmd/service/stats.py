@@ -13,6 +13,7 @@ class TokenCount:
     image_tokens: tuple[int, ...]
     context: int
     video_tokens: tuple[int, ...] = ()
+    audio_tokens: tuple[int, ...] = ()
 
 
 @dataclass
@@ -48,7 +49,10 @@ class ServiceStats:
     images_refused: int = 0
     videos: int = 0
     video_frames: int = 0
+    audio: int = 0
+    audio_cache_hits: int = 0
     image_tokens: int = 0
+    audio_tokens: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0
     output_tokens: int = 0

@@ -152,7 +152,7 @@ class Chat:
 
     def _attach(self, sources: Sequence[Path | str]) -> None:
         """All of them, or none where one cannot be used."""
-        if self.model.encoder is None:
+        if not self.model.loaded.encoders:
             raise CommandError(
                 f"{self.model.name} has no image encoder; {self.model.checkpoint.without_vision}"
             )

@@ -10,8 +10,8 @@ from typing import Any
 
 from mtmd.events import Finished, Progress, TextPiece, ThinkingPiece
 from mtmd.model import Model
+from mtmd.prompt.audio_input import kind_of
 from mtmd.prompt.conversation import messages_of
-from mtmd.prompt.video_input import is_video
 from mtmd.terminal.line_input import without_echo_of_keys
 from mtmd.terminal.status_line import Status
 from mtmd.terminal.wrap import DIM, StreamedText, styled, wrapped
@@ -25,8 +25,9 @@ def print_answer(
     receipt and without what the model thought before. Raises MtmdError.
     """
     status, text, thought = Status(), StreamedText(), StreamedText(is_thought=True)
-    if any(is_video(image) for image in images):
-        status.say("reading the video")
+    kinds = {kind_of(image) for image in images}
+    if media := [kind for kind in ("video", "audio") if kind in kinds]:
+        status.say(f"reading the {' and the '.join(media)}")
     messages = messages_of(images or None, args.prompt, args.system)
     with without_echo_of_keys():
         try:

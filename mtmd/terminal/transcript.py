@@ -12,12 +12,13 @@ from typing import Any
 
 from mtmd.base.errors import ImageError, MtmdError
 from mtmd.clip.image.decode import Picture
+from mtmd.prompt.audio_input import Recording, kind_of, load_audio
 from mtmd.prompt.conversation import Message
 from mtmd.prompt.fetch_url import RemoteMedia
 from mtmd.prompt.load_image import load_image
 from mtmd.prompt.picture_paths import check_path, user_path
 from mtmd.prompt.url_kinds import is_address, is_url, url_identity
-from mtmd.prompt.video_input import Footage, is_video, load_video
+from mtmd.prompt.video_input import Footage, load_video
 
 FORMAT = "mtmd chat"
 VERSION = 1
@@ -30,12 +31,13 @@ class TranscriptError(MtmdError):
 
 @dataclass(frozen=True)
 class Attachment:
-    """A picture, decoded once, or a video, and the file that it was read from, or its URL."""
+    """A picture, decoded once, a video or audio, and the file that it was read from, or its URL."""
 
     path: Path | str
-    picture: Picture | Footage
+    picture: Picture | Footage | Recording
     reported: str
-    """Its size, and of a video its length."""
+    """Its size, of a video and of audio its length."""
+    kind: str = "image"
 
     @property
     def name(self) -> str:
@@ -44,8 +46,7 @@ class Attachment:
 
     @property
     def part(self) -> dict[str, Any]:
-        kind = "image" if isinstance(self.picture, Picture) else "video"
-        return {"type": kind, kind: self.picture}
+        return {"type": self.kind, self.kind: self.picture}
 
 
 @dataclass
@@ -133,26 +134,29 @@ def attach(source: Path | str, remote: bool = False) -> Attachment:
     if isinstance(source, str) and is_url(source):
         return _attach_url(source, remote)
     path = Path(user_path(str(source)))
-    if is_video(path):
-        footage = load_video(path)
-        with footage.opened() as reader:
-            facts = reader.facts
-        reported = f"{facts.width} x {facts.height}, {facts.seconds:.1f} s"
-        return Attachment(path.absolute(), footage, reported)
+    if (kind := kind_of(path)) != "image":
+        return Attachment(path.absolute(), *_opened(path, kind))
     picture = load_image(path)
     return Attachment(path.absolute(), picture, f"{picture.size[0]} x {picture.size[1]}")
+
+
+def _opened(source: Path | str, kind: str, **how: Any) -> tuple[Footage | Recording, str, str]:
+    """A video, or audio, what is told of it, and its kind. Raises ImageError."""
+    if kind == "audio":
+        recording = load_audio(source, **how)
+        return recording, f"{recording.check().seconds:.1f} s", kind
+    footage = load_video(source, **how)
+    with footage.opened() as reader:
+        facts = reader.facts
+    return footage, f"{facts.width} x {facts.height}, {facts.seconds:.1f} s", kind
 
 
 def _attach_url(url: str, remote: bool) -> Attachment:
     if is_address(url) and not remote:
         check_path(url)
     fetch = RemoteMedia() if remote else None
-    if is_video(url):
-        footage = load_video(url, unnamed=url_identity(url), remote=fetch)
-        with footage.opened() as reader:
-            facts = reader.facts
-        reported = f"{facts.width} x {facts.height}, {facts.seconds:.1f} s"
-        return Attachment(url, footage, reported)
+    if (kind := kind_of(url)) != "image":
+        return Attachment(url, *_opened(url, kind, unnamed=url_identity(url), remote=fetch))
     picture = load_image(url, unnamed=url_identity(url), remote=fetch)
     return Attachment(url, picture, f"{picture.size[0]} x {picture.size[1]}")
 

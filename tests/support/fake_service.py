@@ -151,6 +151,7 @@ class FakeService:
         self.stage_ms = {f"{stage}_ms": 0.0 for stage in stages}  # of every receipt
         self.calls_finish = "tool_calls"
         self.name, self.context, self.sees, self.warmup_report = "fake", CONTEXT, True, REPORT
+        self.instructions = None
         self.checkpoint_facts = CheckpointFacts("gguf", "gemma3", 4_300_079_472, 2560, "Q4_K_M")
 
     def on_fault(self, report):
@@ -204,6 +205,7 @@ class FakeService:
             image_tokens=(4,) * len(pictures),
             context=CONTEXT,
             video_tokens=(9,) * sum(p["type"] == "video" for p in _parts(messages)),
+            audio_tokens=(7,) * sum(p["type"] == "audio" for p in _parts(messages)),
         )
 
     def tokens_of(self, text, *, special=True, around=False):

@@ -261,7 +261,7 @@ def test_hostile_uploads_fail_alone(app):
     assert client.post("/v1/files", data={"purpose": "vision", **parts}).status_code == 413
     assert (
         client.post(
-            "/v1/files", data={"purpose": "x" * (70 << 10), "file": (io.BytesIO(png()), "x")}
+            "/v1/files", data={"purpose": "x" * (140 << 10), "file": (io.BytesIO(png()), "x")}
         ).status_code
         == 413
     )

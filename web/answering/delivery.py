@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,33 +61,45 @@ class Delivery:
     """The answers of `tickets`, sent `whole` or `streamed`. However that ends, and even if it never
     begins, the tickets are cancelled and `resources` is closed.
 
-    `custom`: names of tools that take a text in place of arguments. Made where a request is
-    answered.
+    `custom`: names of tools that take a text in place of arguments. `later`: further tickets, of
+    which one is taken whenever an answer is there. Made where a request is answered.
     """
 
     def __init__(
-        self, tickets: Sequence[Ticket], resources: ExitStack, custom: frozenset[str] = frozenset()
+        self,
+        tickets: Sequence[Ticket],
+        resources: ExitStack,
+        custom: frozenset[str] = frozenset(),
+        later: Iterable[Ticket] = (),
     ) -> None:
-        self._tickets, self._resources, self._running = tickets, resources, len(tickets)
-        self._readers = [CustomCalls(custom) for _ in tickets]
+        self._tickets, self._resources, self._running = list[Ticket](), resources, 0
+        self._later, self._custom = iter(later), custom
+        self._readers: list[CustomCalls] = []
         self._events: queue.SimpleQueue[tuple[int, Event | BaseException]] = queue.SimpleQueue()
         self._record: Record | None = g.get("record")
         self._request_id = g.get("request_id", "req")
         self._has_left: Callable[[], bool] = request.environ.get(HAS_LEFT, _never)
-        for index, ticket in enumerate(tickets):
-            ticket.redirect(partial(self._put, index))
+        for ticket in tickets:
+            self._add(ticket)
+
+    def _add(self, ticket: Ticket) -> None:
+        index = len(self._tickets)
+        self._tickets.append(ticket)
+        self._readers.append(CustomCalls(self._custom))
+        self._running += 1
+        ticket.redirect(partial(self._put, index))
 
     def whole(
         self,
         write: Callable[[Sequence[Collected]], Any],
         form: Callable[[ApiError], Mapping[str, Any]] = ApiError.body,
     ) -> Response:
-        """Return what `write` makes of all answers, as JSON; `form` makes the body for an
-        error.
+        """Return what `write` makes of all answers, as JSON where that is no response yet; `form`
+        makes the body for an error.
         """
         try:
             answers: dict[int, Collected] = {}
-            tokens: list[list[TokenInfo]] = [[] for _ in self._tickets]
+            tokens = defaultdict[int, list[TokenInfo]](list)
             for come in self._incoming():
                 if come is None:
                     continue
@@ -100,6 +113,8 @@ class Delivery:
             return error_response(self._as_error(error), form)
         finally:
             self._close()
+        if isinstance(body, Response):
+            return body
         return Response(json.dumps(body), mimetype="application/json")
 
     def streamed(
@@ -171,6 +186,8 @@ class Delivery:
                         self._record.receipts.append(event.answer.receipt)
                     if event.answer.receipt.finish == "cancelled":
                         raise SHUTTING_DOWN  # somebody still listens
+                    if (ticket := next(self._later, None)) is not None:
+                        self._add(ticket)
                 for one in self._readers[index].read(event):
                     yield index, one
         finally:

@@ -1,9 +1,9 @@
-"""Goes from what a request calls a picture, or a video, to pixels, within what the whole request
-may bring.
+"""Goes from what a request calls a picture, a video or audio to pixels and recordings, within what
+the whole request may bring.
 
 Count first, then bytes, then pixels as the headers give them; only what is within all three is
-decoded; of a video the frames that are seen, later. What is here already (data URLs, uploads,
-files) is measured before anything is fetched.
+decoded; of a video the frames that are seen, later, as is audio. What is here already (data URLs,
+uploads, files) is measured before anything is fetched.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,8 +19,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from mtmd import ImageError, Picture, VideoError
+from mtmd import AudioError, ImageError, Picture, VideoError
+from mtmd.prompt.audio_input import Audio, Recording, is_audio_data, sent_audio
 from mtmd.prompt.data_url import base64_of, byte_count, decoded
+from mtmd.prompt.fetch_url import WORDS
 from mtmd.prompt.video_input import Footage, is_video_data, sent_video
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.fetch_media import Fetcher
@@ -29,25 +32,26 @@ from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.uploads import PREFIX, Uploads
 from mtmd.web.native_threads import waiting
 
+_TYPES = {"image": "image/png", "video": "video/mp4", "audio": "audio/wav"}
 _SHOWN = 24  # characters of a URL whose scheme is not known
 
 
 @dataclass(frozen=True)
 class Reference:
     """Describes what stands for a picture in a request: a URL or the id of an upload. `location`
-    names it: "messages[0].content[1].image_url". `video`: it is to be one, with fps and the like
-    where they are asked for; None: what it is shows by itself.
+    names it: "messages[0].content[1].image_url". `kind`: "image", "video" or "audio"; None: what it
+    is shows by itself. `frames`: fps and the like of a video, where they are asked for.
     """
 
     location: str
     url: str | CutText
-    video: bool | None = False
+    kind: str | None = "image"
     frames: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def word(self) -> str:
         """Return what it is, as far as the request says."""
-        return "video" if self.video else "picture"
+        return WORDS[self.kind or "image"]
 
     @property
     def stored_bytes(self) -> int:
@@ -57,7 +61,7 @@ class Reference:
     @property
     def code(self) -> str:
         """Return the code of an error about it."""
-        return "invalid_video" if self.video else "invalid_image"
+        return f"invalid_{self.kind or 'image'}"
 
 
 @dataclass(frozen=True)
@@ -77,10 +81,10 @@ class _Source:
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture decoded, or a video to take frames of, as a part of a message."""
+    """A picture decoded, a video to take frames of, or audio, as a part of a message."""
 
     kind: str
-    source: Picture | Footage
+    source: Picture | Footage | Recording
     frames: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -110,30 +114,69 @@ class Media:
 
     @contextmanager
     def shown(self, references: Sequence[Reference], owner: str) -> Iterator[list[Shown]]:
-        """The pictures and videos in order; their pixels count as held until the context is left.
+        """The pictures, videos and audio in order; their pixels count as held until the context is
+        left.
         Raises ApiError, ImageError and BusyError.
         """
         files = self._read(self._sources(references, owner))
-        pictures = [(r.location, data) for r, data in files if not _is_video(r, data)]
-        videos = len(files) - len(pictures)
-        if excess := self._budget.excess(videos=videos):
+        kinds = [_kind(reference, data) for reference, data in files]
+        counts = Counter(kinds)
+        pictures = [
+            (r.location, data)
+            for (r, data), kind in zip(files, kinds, strict=True)
+            if kind == "image"
+        ]
+        if excess := self._budget.excess(videos=counts["video"], audio=counts["audio"]):
             raise ApiError(
                 413,
-                f"found {excess.count} videos, expected at most {excess.maximum} in one request; "
-                "send fewer",
+                f"found {excess.count} {excess.what}, expected at most {excess.maximum} in one "
+                "request; send fewer",
                 param="messages",
-                code="too_many_videos",
+                code=f"too_many_{'videos' if excess.what == 'videos' else 'audio_files'}",
             )
-        pixels = self._count_pixels(pictures) + videos * self._budget.limits.video_pixels
+        limits = self._budget.limits
+        pixels = self._count_pixels(pictures)
+        pixels += counts["video"] * limits.video_pixels + counts["audio"] * limits.audio_pixels
         with self._budget.stored(pixels):
-            yield [self._open(reference, data, videos) for reference, data in files]
+            yield [
+                self._open(reference, data, kind, counts[kind])
+                for (reference, data), kind in zip(files, kinds, strict=True)
+            ]
 
-    def _open(self, reference: Reference, data: bytes, videos: int) -> Shown:
-        """`videos`: how many there are in the request."""
-        if not _is_video(reference, data):
+    @property
+    def max_bytes(self) -> int:
+        """The most bytes of one request's media."""
+        return self._budget.limits.bytes
+
+    @contextmanager
+    def audio(self, data: bytes, location: str, rate: int) -> Iterator[Audio]:
+        """The samples of an audio file; they count as held until the context is left. Raises
+        ApiError and BusyError.
+        """
+        limits = self._budget.limits
+        if len(data) > limits.bytes:
+            raise ApiError(
+                413,
+                f"{location}: found more than {limits.bytes:,} bytes, expected no more; cut the "
+                "audio or encode it smaller",
+                param=location,
+                code="audio_too_large",
+            )
+        with self._budget.stored(limits.audio_pixels):
+            with _located(location):
+                audio = sent_audio(data, limits.audio_of(1), location).audio(rate)
+            yield audio
+
+    def _open(self, reference: Reference, data: bytes, kind: str, count: int) -> Shown:
+        """`count`: how many of its kind there are in the request."""
+        if kind == "image":
             return Shown("image", self._decode(reference.location, data))
+        limits = self._budget.limits
         with _located(reference.location):
-            footage = sent_video(data, self._budget.limits.video_of(videos), reference.location)
+            if kind == "audio":
+                recording = sent_audio(data, limits.audio_of(count), reference.location)
+                return Shown("audio", recording)
+            footage = sent_video(data, limits.video_of(count), reference.location)
         return Shown("video", footage, reference.frames)
 
     def _sources(self, references: Sequence[Reference], owner: str) -> list[_Source]:
@@ -231,7 +274,7 @@ class Media:
             )
 
         def fetched(left: int, deadline: float) -> bytes:
-            return fetcher.fetch(url, location, left, deadline, video=reference.video is True)
+            return fetcher.fetch(url, location, left, deadline, kind=reference.kind or "image")
 
         return _Source(reference, None, fetched)
 
@@ -270,8 +313,11 @@ class Media:
         )
 
 
-def _is_video(reference: Reference, data: bytes) -> bool:
-    return is_video_data(data[:64]) if reference.video is None else reference.video
+def _kind(reference: Reference, data: bytes) -> str:
+    if reference.kind is not None:
+        return reference.kind
+    head = data[:64]
+    return "audio" if is_audio_data(head) else "video" if is_video_data(head) else "image"
 
 
 def _data_url(reference: Reference, url: str) -> _Source:
@@ -282,7 +328,7 @@ def _data_url(reference: Reference, url: str) -> _Source:
         raise ApiError(
             400,
             f"{location}: expected a data URL of the form "
-            f"data:{'video/mp4' if reference.video else 'image/png'};base64,...",
+            f"data:{_TYPES[reference.kind or 'image']};base64,...",
             param=location,
             code=reference.code,
         ) from None
@@ -317,7 +363,8 @@ def _located(location: str) -> Iterator[None]:
     """Names the picture of the request in an ImageError."""
     try:
         yield
-    except VideoError as error:  # which has the place before it already
-        raise ApiError(400, str(error), param=location, code="invalid_video") from error
+    except (VideoError, AudioError) as error:  # which has the place before it already
+        code = "invalid_video" if isinstance(error, VideoError) else "invalid_audio"
+        raise ApiError(400, str(error), param=location, code=code) from error
     except ImageError as error:
         raise ApiError(400, f"{location}: {error}", param=location, code="invalid_image") from error

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from mtmd import BusyError, Picture
 from mtmd.base.cores import usable_cores
 from mtmd.base.turns import Turns, current_owner
+from mtmd.prompt.audio_input import AudioFacts, check_audio
 from mtmd.prompt.load_image import load_isolated, picture_size
 from mtmd.prompt.video_input import VideoFacts, check_video
 from mtmd.service.turnover import Turnover
@@ -30,7 +31,7 @@ ALONGSIDE_CORES = 8
 
 @dataclass(frozen=True)
 class Excess:
-    """`what`: "pictures", "bytes of pictures", "pixels" or "videos"."""
+    """`what`: "pictures", "bytes of pictures", "pixels", "videos" or "audio files"."""
 
     what: str
     count: int
@@ -49,7 +50,13 @@ class PictureBudget:
         self._decoding = Turns(None, limits.decoding_pixels, each=self.decoded_at_once)
 
     def excess(
-        self, *, pictures: int = 0, bytes_: int = 0, pixels: int = 0, videos: int = 0
+        self,
+        *,
+        pictures: int = 0,
+        bytes_: int = 0,
+        pixels: int = 0,
+        videos: int = 0,
+        audio: int = 0,
     ) -> Excess | None:
         """The first limit of one request that its pictures exceed together, None where they are
         within all.
@@ -63,6 +70,7 @@ class PictureBudget:
                     ("bytes of pictures", bytes_, limits.bytes),
                     ("pixels", pixels, limits.pixels),
                     ("videos", videos, limits.videos),
+                    ("audio files", audio, limits.audio),
                 )
                 if count > maximum
             ),
@@ -81,6 +89,11 @@ class PictureBudget:
         """
         with self.stored(self.limits.video_pixels):
             return check_video(data, self.limits.video, name)
+
+    def check_audio(self, data: bytes, name: str = "audio") -> AudioFacts:
+        """Return what is known of audio, all of it decoded. Raises AudioError, BusyError."""
+        with self.stored(self.limits.audio_pixels):
+            return check_audio(data, self.limits.audio_of(1), name)
 
     def decode(self, data: bytes, page: int = 0) -> Picture:
         """Waits while as many pictures, or pixels, are being decoded as may at once, in turn with

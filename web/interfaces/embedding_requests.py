@@ -174,5 +174,5 @@ class EmbeddingRequest(Request):
             for piece in pieces(message.content, f"messages[{i}].content"):
                 if isinstance(piece, str):
                     yield from (piece,) if piece.strip() else ()
-                elif not piece.video:
-                    yield replace(piece, video=False)
+                elif piece.kind in ("image", None):
+                    yield replace(piece, kind="image")

@@ -1,5 +1,5 @@
-"""OpenAI's routes for files: upload a picture or a video once, refer to it by the id that comes
-back.
+"""OpenAI's routes for files: upload a picture, a video or audio once, refer to it by the id that
+comes back.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from mtmd import ImageError, VideoError
+from mtmd import ImageError
+from mtmd.prompt.audio_input import is_audio_data
 from mtmd.prompt.video_input import is_video_data
 from mtmd.web.auth import owner
-from mtmd.web.errors import ApiError
+from mtmd.web.errors import ApiError, as_api_error
 from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.uploads import Upload, Uploads
@@ -32,14 +33,16 @@ def blueprint(uploads: Uploads, budget: PictureBudget) -> Blueprint:
         if file is None:
             raise ApiError(
                 400,
-                "file: missing; send the picture or video as the form's field 'file'",
+                "file: missing; send the picture, video or audio as the form's field 'file'",
                 param="file",
             )
         if purpose not in PURPOSES:
             raise ApiError(400, f"purpose: expected one of {', '.join(PURPOSES)}", param="purpose")
         data = file.stream.read(budget.limits.bytes + 1)
         try:
-            if is_video_data(data[:64]):
+            if is_audio_data(data[:64]):
+                budget.check_audio(data[: budget.limits.bytes + 1], "file")
+            elif is_video_data(data[:64]):
                 budget.check_video(data[: budget.limits.bytes + 1], "file")
             else:
                 budget.size(data, "file")
@@ -48,7 +51,7 @@ def blueprint(uploads: Uploads, budget: PictureBudget) -> Blueprint:
                 413 if len(data) > budget.limits.bytes else 400,
                 str(error),
                 param="file",
-                code="invalid_video" if isinstance(error, VideoError) else "invalid_image",
+                code=as_api_error(error, "").code,
             ) from error
         upload = uploads.add(owner(), _plain(file.filename or "picture"), purpose, data)
         return _file_object(upload)

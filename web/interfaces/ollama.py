@@ -234,7 +234,7 @@ def _known(answering: Answering, name: str) -> str:
 
 def _can(model: Listed, thinks: bool) -> list[str]:
     """Return what clients offer their users."""
-    more = {"vision": model.sees, "thinking": thinks}
+    more = {"vision": model.sees, "audio": model.hears, "thinking": thinks}
     return ["completion", "tools", *(name for name, there in more.items() if there)]
 
 

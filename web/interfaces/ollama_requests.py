@@ -290,6 +290,7 @@ def _pictures(images: list[str | CutText] | None, location: str) -> list[Referen
             text
             if beginning(text).startswith(("data:", "file-"))
             else as_data_url(text, "image/unknown"),
+            None,  # audio stands among them, too
         )
         for i, text in enumerate(images or ())
     ]

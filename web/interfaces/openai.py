@@ -67,6 +67,7 @@ def blueprint(answering: Answering) -> Blueprint:
             "mtmd": {
                 "image_tokens": list(count.image_tokens),
                 "video_tokens": list(count.video_tokens),
+                "audio_tokens": list(count.audio_tokens),
                 "context": count.context,
             },
         }
@@ -117,7 +118,7 @@ def _names(model: Listed) -> list[str]:
 
 
 def _can(model: Listed) -> list[str]:
-    return ["completion", *(["multimodal"] if model.sees else [])]
+    return ["completion", *(["multimodal"] if model.sees or model.hears else [])]
 
 
 def _model(name: str, model: Listed, many: bool) -> dict[str, Any]:
@@ -130,7 +131,12 @@ def _model(name: str, model: Listed, many: bool) -> dict[str, Any]:
         "type": "model",
         "display_name": name,
         "created_at": datetime.fromtimestamp(int(model.since), timezone.utc).isoformat(),
-        "mtmd": {"context": model.context, "vision": model.sees, "video": model.sees},
+        "mtmd": {
+            "context": model.context,
+            "vision": model.sees,
+            "video": model.sees,
+            "audio": model.hears,
+        },
     }
     if name not in model.names and any(one.name == name for one in model.adapters):
         known["parent"] = model.name

@@ -1,4 +1,4 @@
-"""Messages as OpenAI's chat has them: their texts, pictures, videos, files and calls."""
+"""Messages as OpenAI's chat has them: their texts, pictures, videos, audio, files and calls."""
 
 from __future__ import annotations
 
@@ -110,9 +110,38 @@ class InputVideo(FrameChoice):
         return self.data if is_url else as_data_url(self.data, "video/mp4")
 
 
+class AudioURL(Loose):
+    """vLLM's."""
+
+    url: PictureText
+
+
+class InputAudio(Loose):
+    """`data` in base64, or, as llama.cpp has it, a URL. The first bytes say what it is, whatever
+    `format` does.
+    """
+
+    data: PictureText | None = None
+    url: PictureText | None = None
+    format: str | None = Field(default=None, max_length=32)
+
+    @model_validator(mode="after")
+    def _one(self) -> InputAudio:
+        if (self.data is None) == (self.url is None):
+            raise PydanticCustomError("audio", "expected one of data and url")
+        return self
+
+    @property
+    def reference(self) -> str | CutText:
+        if self.data is None:
+            return self.url or ""
+        is_url = beginning(self.data).startswith("data:")
+        return self.data if is_url else as_data_url(self.data, "audio/wav")
+
+
 class FileReference(FrameChoice):
-    """A picture or video, uploaded before or in `file_data`: a data URL, or base64 alone. The
-    choice of frames is for a video.
+    """A picture, video or audio, uploaded before or in `file_data`: a data URL, or base64 alone.
+    The choice of frames is for a video.
     """
 
     file_id: str | None = None
@@ -157,7 +186,7 @@ class VideoPart(Loose):
 
     def piece(self, location: str) -> Piece:
         video = self.video_url
-        return Reference(f"{location}.video_url", video.url, True, video.chosen())
+        return Reference(f"{location}.video_url", video.url, "video", video.chosen())
 
 
 class InputVideoPart(Loose):
@@ -166,11 +195,27 @@ class InputVideoPart(Loose):
 
     def piece(self, location: str) -> Piece:
         video = self.input_video
-        return Reference(f"{location}.input_video", video.reference, True, video.chosen())
+        return Reference(f"{location}.input_video", video.reference, "video", video.chosen())
+
+
+class AudioPart(Loose):
+    type: Literal["audio_url"]
+    audio_url: Annotated[AudioURL, BeforeValidator(_as_url)]
+
+    def piece(self, location: str) -> Piece:
+        return Reference(f"{location}.audio_url", self.audio_url.url, "audio")
+
+
+class InputAudioPart(Loose):
+    type: Literal["input_audio"]
+    input_audio: Annotated[InputAudio, BeforeValidator(_as_data)]
+
+    def piece(self, location: str) -> Piece:
+        return Reference(f"{location}.input_audio", self.input_audio.reference, "audio")
 
 
 class FilePart(Loose):
-    """A picture or video as a file."""
+    """A picture, video or audio as a file."""
 
     type: Literal["file"]
     file: FileReference
@@ -184,8 +229,14 @@ Part: TypeAlias = Annotated[
     | Annotated[ImagePart, Tag(f"{TAG}image_url")]
     | Annotated[VideoPart, Tag(f"{TAG}video_url")]
     | Annotated[InputVideoPart, Tag(f"{TAG}input_video")]
+    | Annotated[AudioPart, Tag(f"{TAG}audio_url")]
+    | Annotated[InputAudioPart, Tag(f"{TAG}input_audio")]
     | Annotated[FilePart, Tag(f"{TAG}file")],
-    by_type("part", "the type of a part has to be text, image_url, video_url, input_video or file"),
+    by_type(
+        "part",
+        "the type of a part has to be text, image_url, video_url, input_video, audio_url, "
+        "input_audio or file",
+    ),
 ]
 
 

@@ -510,7 +510,7 @@ class ChatRequest(ThinkingFields, Generation):
             elif message.content is not None:
                 content = tuple(
                     replace(piece, frames=usual | dict(piece.frames))
-                    if isinstance(piece, Reference) and piece.video is not False
+                    if isinstance(piece, Reference) and piece.kind in ("video", None)
                     else piece
                     for piece in pieces(message.content, f"messages[{i}].content")
                 )

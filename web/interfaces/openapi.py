@@ -13,6 +13,7 @@ from mtmd import __version__
 from mtmd.web.interfaces.embedding_requests import EmbeddingRequest
 from mtmd.web.interfaces.files import PURPOSES
 from mtmd.web.interfaces.openai_requests import ChatRequest, CompletionRequest
+from mtmd.web.interfaces.transcription import TranscriptionBody
 
 _ERROR = {
     "type": "object",
@@ -79,6 +80,8 @@ def _paths() -> dict[str, Any]:
         "/v1/embeddings": {
             "post": _post("Vectors of texts and pictures, by a dual encoder", "EmbeddingRequest")
         },
+        "/v1/audio/transcriptions": {"post": _speech("What is said in an audio file")},
+        "/v1/audio/translations": {"post": _speech("The same, translated")},
         "/v1/models": {"get": _operation("The model")},
         "/v1/models/{id}": {"get": _operation("The model"), "parameters": [_ID]},
         "/v1/files": {
@@ -105,6 +108,18 @@ def _paths() -> dict[str, Any]:
         "/warmup": {"get": _operation("The warm-up report")},
         "/metrics": {"get": _operation("Counters", "text/plain")},
     }
+
+
+def _speech(summary: str) -> dict[str, Any]:
+    schema = TranscriptionBody.model_json_schema()
+    file = {"type": "string", "contentMediaType": "application/octet-stream"}
+    form = {
+        "type": "object",
+        "required": ["file"],
+        "properties": {"file": file, **schema["properties"]},
+    }
+    body = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
+    return _operation(summary) | {"requestBody": body}
 
 
 def _health() -> dict[str, Any]:

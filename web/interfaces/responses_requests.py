@@ -97,11 +97,11 @@ class VideoPart(Loose):
         if url is None:
             raise _missing(location, "expected a video_url or a file_id", "invalid_video")
         frames = given(fps=self.fps, max_frames=self.max_frames, start=self.start, end=self.end)
-        return Reference(f"{location}.video_url", url, True, frames)
+        return Reference(f"{location}.video_url", url, "video", frames)
 
 
 class FilePart(Loose):
-    """A picture or video as a file."""
+    """A picture, video or audio as a file."""
 
     type: Literal["input_file"]
     file_data: PictureText | None = None

@@ -29,10 +29,10 @@ FETCHING = "fetching"  # from the hub; lists tell it as loading, which clients k
 class Listed:
     """A model as lists show it. `names`: its own, then its aliases. `file_bytes`: None where its
     files are not here yet; `needs_bytes`: of memory, predicted, by space, empty as long as that is
-    not known; None for what is not known of `context`, `sees`. `stage`, `progress`: while it is
-    loaded. `since`: when the server had it to offer, seconds since 1970. `reason`: why it could not
-    be loaded. `room`: "fits", "swap" (once others are unloaded) or "too large", "" where that is
-    not known. `checkpoint`: None where it was not opened yet.
+    not known; None for what is not known of `context`, `sees`, `hears`. `stage`, `progress`: while
+    it is loaded. `since`: when the server had it to offer, seconds since 1970. `reason`: why it
+    could not be loaded. `room`: "fits", "swap" (once others are unloaded) or "too large", "" where
+    that is not known. `checkpoint`: None where it was not opened yet.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Listed:
     needs_bytes: Mapping[str, int] = field(default_factory=dict)
     context: int | None = None
     sees: bool | None = None
+    hears: bool | None = None
     stage: str = ""
     progress: float = 0.0
     reason: str = ""
@@ -224,6 +225,7 @@ class OneModel:
                 model.since,
                 context=model.context,
                 sees=model.sees,
+                hears=model.hears,
                 preset={"system": model.system} | model.preset,
                 checkpoint=model.service.checkpoint_facts,
             )

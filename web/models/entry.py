@@ -46,6 +46,7 @@ class Facts:
     needs: Mapping[str, int]
     context: int
     sees: bool
+    hears: bool = False
     checkpoint: CheckpointFacts | None = None
 
 
@@ -238,6 +239,7 @@ class Entry:
             needs_bytes=facts.needs if facts else {},
             context=facts.context if facts else None,
             sees=facts.sees if facts else None,
+            hears=facts.hears if facts else None,
             stage=reported["stage"],
             progress=reported["progress"],
             reason=self.reason,

@@ -55,6 +55,7 @@ def _shown(model: Listed) -> dict[str, Any]:
         "memory_bytes": max(model.needs_bytes.values(), default=None),
         "context": model.context,
         "vision": model.sees,
+        "audio": model.hears,
         "stage": model.stage,
         "progress": model.progress,
         "reason": model.reason,

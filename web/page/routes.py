@@ -121,6 +121,7 @@ def _page_routes(routes: Blueprint, chat: Chat) -> None:
             "places": max(1, models.slots),
             "image_bytes": chat.budget.limits.bytes,
             "video": model.sees and can_read_videos(),
+            "audio": model.hears,
         }
 
 

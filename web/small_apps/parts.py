@@ -18,7 +18,8 @@ from mtmd.web.page import assets
 from mtmd.web.settings import ServerSettings
 from mtmd.web.telemetry import record
 
-FORM_FIELD_BYTES = 64 << 10  # of a form, beside its files
+# of a form, beside its files; werkzeug reads 64 KiB at once, files too, and counts what is left
+FORM_FIELD_BYTES = 128 << 10
 
 
 def new_app(
@@ -31,7 +32,7 @@ def new_app(
     app.config.update(
         MAX_CONTENT_LENGTH=settings.body_bytes,
         MAX_FORM_MEMORY_SIZE=FORM_FIELD_BYTES,
-        MAX_FORM_PARTS=8,
+        MAX_FORM_PARTS=32,
     )
     app.json.sort_keys = False  # type: ignore[attr-defined]  # of flask's own provider
     headers.register(app, settings)

@@ -47,7 +47,7 @@ class Gemma4Unified:
     marker = image_token = "<|image|>"
     around = ("", "")
     separator = None
-    unused = (r"(model\.)?embed_audio\..*", r"(a|mm\.a)\..*")  # audio
+    unused = ()
 
     def parameters(self) -> Mapping[str, Parameter]:
         width, side, pixels = self.width, self.side, 3 * self.side**2

@@ -19,8 +19,7 @@ from mtmd.kernels.backends import Backend
 from mtmd.kernels.parallel.shard import Member
 from mtmd.kernels.quantization.blocks import BLOCKS, row_bytes
 from mtmd.kernels.report.facts import FitFacts, LayersFacts, LayoutFacts, MemoryFacts
-from mtmd.llm.engine.runner import Runner
-from mtmd.loaded.fitting.layouts import Layout, make_graphs, over_layers
+from mtmd.loaded.fitting.layouts import Graphs, Layout, make_graphs, over_layers
 from mtmd.loaded.fitting.needed_memory import (
     HOST,
     MAX_ANSWERS,
@@ -149,7 +148,9 @@ class Way:
         """Return it with room for the cache of each, also where memory is handed out as it is
         written.
         """
-        members = [NeededMemory(member.encoder, member.runner) for member in self.members]
+        members = [
+            NeededMemory(member.encoder, member.runner, member.audio) for member in self.members
+        ]
         whole = replace(self, members=members)
         return max_that_fit(lambda count: whole.slack(None, count), MAX_ANSWERS)
 
@@ -269,9 +270,7 @@ class Ways:
         """Do what `Pictures.own` does."""
         return self.pictures.own
 
-    def _graphs(
-        self, layout: Layout, member: Member | None = None
-    ) -> tuple[Encoder | None, Runner]:
+    def _graphs(self, layout: Layout, member: Member | None = None) -> Graphs:
         return make_graphs(self.checkpoint, self.chosen, self.context, self.dtype, layout, member)
 
     def _way(self, name: str, layout: Layout, members: Sequence[NeededMemory] = ()) -> Way:

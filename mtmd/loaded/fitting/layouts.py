@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from mtmd.base.errors import OptionError
 from mtmd.checkpoint.checkpoint import Checkpoint
-from mtmd.clip.encoder import Encoder
+from mtmd.clip.encoder import AudioEncoder, Encoder
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.graph import toposort
@@ -52,6 +53,14 @@ class Layout:
         return overrides + [Override.parse(f"{KV_NODES}={HOST}")] * self.cache_on_host
 
 
+class Graphs(NamedTuple):
+    """Encoders, where there are such, and the decoder."""
+
+    encoder: Encoder | None
+    runner: Runner
+    audio: AudioEncoder | None
+
+
 def make_graphs(
     checkpoint: Checkpoint,
     chosen: LoadOptions,
@@ -59,13 +68,14 @@ def make_graphs(
     dtype: torch.dtype,
     layout: Layout,
     group: Group | None = None,
-) -> tuple[Encoder | None, Runner]:
-    """The encoder, where there is one, and the decoder. Nothing is allocated and no weight read.
+) -> Graphs:
+    """The encoders, where there are some, and the decoder. Nothing is allocated and no weight read.
     `group`: this is one of the layout's ranks.
     """
     shares = layout.shares or None
     overrides, residency = layout.overrides(chosen.override_tensor), Residency()
     budget, vision = Budget(chosen.image_min_tokens, chosen.image_max_tokens), checkpoint.vision
+    picture_tokens = vision.resolution.max_tokens(budget) if vision else 0
     runner = Runner(
         checkpoint.text,
         checkpoint.text_weights,
@@ -73,8 +83,9 @@ def make_graphs(
         dtype=dtype,
         context=context,
         sequences=chosen.parallel,
-        image_tokens=vision.resolution.max_tokens(budget) if vision else 0,
-        cuts_images=vision is not None and not vision.bidirectional,
+        # audio may be as long as the context
+        image_tokens=context if checkpoint.audio and not picture_tokens else picture_tokens,
+        cuts_images=vision is None or not vision.bidirectional,
         flash_attn=chosen.flash_attn,
         kv_type=chosen.kv_type,
         overrides=overrides,
@@ -84,8 +95,21 @@ def make_graphs(
         adapters=[one.text for one in checkpoint.chosen_adapters],
         always=[(one.text, one.scale) for one in checkpoint.applied_adapters],
     )
+    audio = None
+    leads = group is None or group.rank == 0  # the others have no part in it
+    if leads and checkpoint.audio is not None and checkpoint.audio_weights is not None:
+        audio = AudioEncoder(
+            checkpoint.audio,
+            checkpoint.audio_weights,
+            layout.encoder_backends,
+            dtype=dtype,
+            flash_attn=chosen.flash_attn,
+            overrides=overrides,
+            residency=residency,
+            preprocess="host",
+        )
     if checkpoint.vision is None or checkpoint.vision_weights is None:
-        return None, runner
+        return Graphs(None, runner, audio)
     encoder = Encoder(
         checkpoint.vision,
         checkpoint.vision_weights,
@@ -99,7 +123,7 @@ def make_graphs(
         adapters=[one.vision for one in checkpoint.chosen_adapters if one.vision],
         always=[(one.vision, one.scale) for one in checkpoint.applied_adapters if one.vision],
     )
-    return encoder, runner
+    return Graphs(encoder, runner, audio)
 
 
 def devices_of(backends: Sequence[Backend], requested: str = "auto") -> list[Backend]:

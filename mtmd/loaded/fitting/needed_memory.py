@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mtmd.base.errors import ImageError, OptionError
-from mtmd.clip.encoder import Encoder
+from mtmd.clip.encoder import BATCH, AudioEncoder, Encoder
 from mtmd.clip.resolution.resolution import prepare_blank
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.backends import Backend
@@ -76,22 +76,31 @@ class NeededMemory:
     sequence's share of the cache is counted, and more wait when there is no more.
     """
 
-    def __init__(self, encoder: Encoder | None, runner: Runner, lazy: Iterable[str] = ()):
-        self.encoder, self.runner, self.lazy = encoder, runner, frozenset(lazy)
+    def __init__(
+        self,
+        encoder: Encoder | None,
+        runner: Runner,
+        audio: AudioEncoder | None = None,
+        lazy: Iterable[str] = (),
+    ):
+        self.encoder, self.runner, self.audio = encoder, runner, audio
+        self.lazy = frozenset(lazy)
 
     @cached_property
     def weights(self) -> Bytes:
-        images = 1 if self.encoder else 0
+        images = 1 if self.encoder or self.audio else 0
         return self.runner.plan(
             BatchShape(1, images=images, adapters=self.runner.all_adapters)
         ).weight_bytes
 
     @cached_property
     def tower(self) -> Bytes:
-        if self.encoder is None:
-            return {}
-        tile = self.encoder.family.resolution.tile_type()
-        return self.encoder.plan(1, tile.shape).weight_bytes
+        """Weights of the encoders."""
+        result = Counter[str]()
+        for encoder in filter(None, (self.encoder, self.audio)):
+            tile = encoder.family.resolution.tile_type()
+            result.update(encoder.plan(1, tile.shape).weight_bytes)
+        return result
 
     @cached_property
     def resizing(self) -> Bytes:
@@ -120,9 +129,12 @@ class NeededMemory:
     @cached_property
     def _encodes(self) -> Counter[str]:
         """Return what recorded runs of the encoder keep."""
-        if self.encoder is None:
-            return Counter()
-        return Counter(recordings_bytes((plan, 1) for plan in self.encoder.largest_plans()))
+        plans = (
+            plan
+            for encoder in filter(None, (self.encoder, self.audio))
+            for plan in encoder.largest_plans()
+        )
+        return Counter(recordings_bytes((plan, 1) for plan in plans))
 
     def plans(self, context: int) -> tuple[Plan, Plan]:
         """A step of decode, and a prefill, of a sequence that is as long as `context`."""
@@ -140,7 +152,15 @@ class NeededMemory:
         """The most that encoding so many of one of these tiles takes."""
         assert self.encoder is not None
         peaks = [self.encoder.plan(batch, shape).compute_bytes for shape in dict.fromkeys(tiles)]
-        return {s: max(p.get(s, 0) for p in peaks) for s in {s for p in peaks for s in p}}
+        return _largest(peaks)
+
+    @cached_property
+    def _encode_audio(self) -> Bytes:
+        """The most that encoding windows of audio takes, as many at once as may be."""
+        if self.audio is None:
+            return {}
+        tile = self.audio.family.resolution.largest_tile_type()
+        return self.audio.plan(BATCH, tile.shape).compute_bytes
 
     def parts(
         self, context: int | None = None, answers: int | None = None, encode: Bytes | None = None
@@ -150,8 +170,8 @@ class NeededMemory:
         """
         context = context or self.runner.context
         step, prefill = (plan.compute_bytes for plan in self.plans(context))
-        encode, cache = encode or {}, self.cache(context, answers)
-        keeps = (self.encoder or self.runner).backends[0].space
+        encode, cache = _largest([encode or {}, self._encode_audio]), self.cache(context, answers)
+        keeps = (self.encoder or self.audio or self.runner).backends[0].space
         recordings = self.recordings(context, answers)
         spaces = dict.fromkeys((*self.weights, *self.tower, *cache, *step, *prefill, *encode))
         result = {}
@@ -167,6 +187,11 @@ class NeededMemory:
                 self.weights.get(space, 0), self.tower.get(space, 0), cache.get(space, 0), compute
             )
         return result
+
+
+def _largest(peaks: Sequence[Bytes]) -> Bytes:
+    """Return the largest of each memory."""
+    return {s: max(p.get(s, 0) for p in peaks) for s in {s for p in peaks for s in p}}
 
 
 def with_margin(size: int) -> int:

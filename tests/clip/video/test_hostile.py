@@ -74,7 +74,7 @@ def test_a_film_that_lies_in_another_file_is_not_read_from_there(tmp_path, monke
     other.write_bytes(sound(0))
     requested = []
     monkeypatch.setattr(
-        "mtmd.clip.video.container._nothing_else", lambda *a: requested.append(a) or 1 / 0
+        "mtmd.clip.video.container.refuse_other_files", lambda *a: requested.append(a) or 1 / 0
     )
     data = names_another(str(other).encode())
     try:

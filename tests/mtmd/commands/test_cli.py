@@ -75,6 +75,8 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
         "images",
         "videos",
         "image_tokens",
+        "audio",
+        "audio_tokens",
         "prompt_tokens",
         "output_tokens",
         "proposed_tokens",

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from mtmd.base import errors
+from mtmd.clip.audio.limits import AudioLimits
+from mtmd.clip.audio.recording import AudioFile, GivenSamples
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.video.footage import VideoFile
 from mtmd.clip.video.limits import VideoLimits
@@ -111,12 +113,20 @@ def test_errors_are_of_the_same_class_with_what_they_tell() -> None:
 
 def test_a_video_goes_with_its_bytes() -> None:
     video = sent(VideoFile(b"a film", VideoLimits(max_frames=5), "clip.mp4", True))
-    assert (video.source, video.limits.max_frames, video.name, video.isolate) == (
+    assert (video.file.source, video.limits.max_frames, video.name, video.isolate) == (
         b"a film",
         5,
         "clip.mp4",
         True,
     )
+
+
+def test_audio_goes_with_its_bytes_or_samples() -> None:
+    audio = sent(AudioFile(b"a talk", AudioLimits(max_seconds=5), "talk.wav", True))
+    assert (audio.file.source, audio.limits.max_seconds) == (b"a talk", 5)
+    assert (audio.name, audio.isolate) == ("talk.wav", True)
+    samples = sent(GivenSamples(np.arange(4, dtype=np.int16), 8000))
+    assert samples.rate == 8000 and samples.samples.tolist() == [[0, 1, 2, 3]]
 
 
 class Unknown:

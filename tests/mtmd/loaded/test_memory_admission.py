@@ -310,9 +310,9 @@ def test_where_nobody_knows_everything_goes(folder: Path, monkeypatch: pytest.Mo
     for one in (module, needed_memory):
         monkeypatch.setattr(one, "free_bytes", lambda _: None)
     model = dynamic(folder)
-    assert model.loaded.admission.limits == {} and model.loaded.admission.may_encode(
-        [(3, 28 * 80, 28 * 80)] * 4
-    )
+    admission, encoder = model.loaded.admission, model.encoder
+    assert encoder and admission.limits == {}
+    assert admission.may_encode(encoder, [(3, 28 * 80, 28 * 80)] * 4)
     assert model.answer(noise(), max_tokens=2).receipt.images[0].notes == ()
     model.close()
 
@@ -354,7 +354,7 @@ def test_a_prediction_allocates_nothing(folder: Path) -> None:
     shape = (3, 28 * 160, 28 * 160)
     model.encoder.plan(4, (3, 56, 56)).compute_bytes  # noqa: B018 (what is made once is not counted)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        model.loaded.admission.may_encode([shape] * 4)
+        model.loaded.admission.may_encode(model.encoder, [shape] * 4)
         predicted = model.encoder.plan(4, shape).compute_bytes["cpu"]
     taken = sum(
         max(e.nbytes(), 0) for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"

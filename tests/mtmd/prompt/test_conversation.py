@@ -157,8 +157,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "message 1: found the detail 'much', expected one of low, auto, high",
     ),
     "an unknown part": (
-        [{"role": "user", "content": [{"type": "audio", "audio": "a.mp3"}]}],
-        "found a part of type 'audio'",
+        [{"role": "user", "content": [{"type": "scent", "scent": "a.nose"}]}],
+        "found a part of type 'scent'",
     ),
     "an image without one": (
         [{"role": "user", "content": [{"type": "image"}]}],

@@ -63,7 +63,7 @@ def test_parts_as_others_write_them(part: dict[str, Any], own: tuple[str, str]) 
     [
         ({"type": "file", "file": {"file_id": "file-1"}}, "found a part of type 'file', expected"),
         ({"type": "image", "source": {}}, "a part of type 'image' has no 'image'; write"),
-        ("hi", "found str as a part, expected one of type 'text', 'image' or 'video'"),
+        ("hi", "found str as a part, expected one of type 'text', 'image', 'video' or 'audio'"),
         ({"text": "hi"}, "found dict as a part, expected one of type"),
     ],
     ids=str,

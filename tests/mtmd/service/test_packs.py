@@ -145,7 +145,7 @@ def test_as_many_as_there_is_memory_for(model: Model, monkeypatch: pytest.Monkey
     queue, jobs = queued(model, "a", "b", "c", "d")
     requested = []
 
-    def may(shapes: Any, alone: bool = False) -> bool:  # noqa: ARG001
+    def may(_: Any, shapes: Any, alone: bool = False) -> bool:  # noqa: ARG001
         requested.append(len(shapes))
         return len(shapes) <= 2
 

@@ -416,7 +416,7 @@ def test_a_video_is_called_one():
     def reported(path, maximum=1 << 20):
         with pytest.raises(ApiError) as error:
             url = f"http://public.test{path}"
-            Fetcher().fetch(url, "x", maximum, time.monotonic() + 20, video=True)
+            Fetcher().fetch(url, "x", maximum, time.monotonic() + 20, kind="video")
         return error.value.message, error.value.code
 
     message, code = reported("/page")

@@ -60,6 +60,8 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("GET", "/slots"): (Body.NOTHING, Work.QUICK),
     ("GET", "/version"): (Body.NOTHING, Work.QUICK),
     ("GET", "/ready"): (Body.NOTHING, Work.QUICK),
+    ("POST", "/v1/audio/transcriptions"): (Body.FORM, Work.ANSWER),
+    ("POST", "/v1/audio/translations"): (Body.FORM, Work.ANSWER),
     ("POST", "/v1/files"): (Body.FORM, Work.ANSWER),
     ("GET", "/v1/files"): (Body.NOTHING, Work.QUICK),
     ("GET", "/v1/files/<id_>"): (Body.NOTHING, Work.QUICK),

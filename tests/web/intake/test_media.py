@@ -47,7 +47,7 @@ class Fetcher:
     def __init__(self, pictures=None):
         self.pictures, self.requested = pictures or {}, []
 
-    def fetch(self, url, location, max_bytes, deadline, *, video=False):  # noqa: ARG002
+    def fetch(self, url, location, max_bytes, deadline, *, kind="image"):  # noqa: ARG002
         self.requested.append((url, max_bytes))
         return self.pictures[url]
 

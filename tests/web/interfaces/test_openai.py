@@ -316,6 +316,10 @@ def test_the_closest_look_that_any_picture_asks_for_holds_for_all(service, clien
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         (
             {"messages": [user({"type": "input_audio", "input_audio": {}})]},
+            "messages[0].content[0].input_audio",
+        ),
+        (
+            {"messages": [user({"type": "input_scent", "input_scent": {}})]},
             "messages[0].content[0]",
         ),
         (
@@ -345,7 +349,7 @@ def test_tokens_are_counted_without_an_answer(service, client):
     assert result == {
         "object": "response.input_tokens",
         "input_tokens": 14,
-        "mtmd": {"image_tokens": [4], "video_tokens": [], "context": CONTEXT},
+        "mtmd": {"image_tokens": [4], "video_tokens": [], "audio_tokens": [], "context": CONTEXT},
     }
     assert not service.tickets
 

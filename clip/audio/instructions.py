@@ -1,0 +1,25 @@
+"""Instructions by which a model transcribes and translates audio."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """Prompts that a model was trained to transcribe and translate by, in which `{language}` is the
+    English name of one.
+
+    Args:
+        transcribe: where no language is named.
+        transcribe_in: where one is.
+        translate: into a language.
+        seconds: length of audio for one answer; longer audio is cut into pieces.
+        rate: samples a second that the model takes.
+    """
+
+    transcribe: str
+    transcribe_in: str
+    translate: str
+    seconds: float
+    rate: int = 16_000

@@ -1,0 +1,144 @@
+"""Audio that samples can be taken of: a file, decoded when they are, or samples that are given."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtmd.base.errors import AudioError
+from mtmd.clip.audio.audio import Audio, AudioFacts, Samples, averaged, is_numeric
+from mtmd.clip.audio.decode import Reader, open_audio
+from mtmd.clip.audio.isolated import opened_isolated
+from mtmd.clip.audio.limits import (
+    DEFAULT_LIMITS,
+    MAX_CHANNELS,
+    AudioLimits,
+    check_bytes,
+    check_rate,
+    check_seconds,
+)
+from mtmd.clip.audio.resample import resampled
+from mtmd.clip.media_file import MediaFile
+
+
+class Recording(Protocol):
+    """Source of samples, which can be asked any number of times. Thread-safe."""
+
+    name: str
+
+    @property
+    def sha256(self) -> str:
+        """Hex digest of the content."""
+
+    def audio(self, rate: int) -> Audio:
+        """Return all of it, mono, at `rate` samples a second. Raises AudioError, and BusyError
+        where no process can be had.
+        """
+
+    def check(self) -> AudioFacts:
+        """Decode all of it, and keep nothing. Raises as `audio`."""
+
+
+class AudioFile:
+    """A file by its path, or its bytes. `isolate`: it is decoded in a worker process."""
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | bytes,
+        limits: AudioLimits = DEFAULT_LIMITS,
+        name: str = "audio",
+        isolate: bool = False,
+    ):
+        """Raises AudioError for a file that is empty or too large, OSError for one that is not
+        there.
+        """
+        self.name, self.limits, self.isolate = name, limits, isolate
+        self.file = MediaFile(source)
+        check_bytes(self.file.bytes, limits, name)
+
+    @property
+    def sha256(self) -> str:
+        return self.file.sha256
+
+    def audio(self, rate: int) -> Audio:
+        with self._opened() as reader:
+            blocks = list(resampled(reader.blocks(), reader.rate, rate))
+            samples = np.concatenate(blocks) if len(blocks) != 1 else blocks[0]
+            return Audio(_finite(samples, self.name), rate, reader.facts)
+
+    def check(self) -> AudioFacts:
+        with self._opened() as reader:
+            for block in reader.blocks():
+                _finite(block, self.name)
+            return reader.facts
+
+    @contextmanager
+    def _opened(self) -> Iterator[Reader]:
+        if self.isolate:
+            with (
+                self.file.with_descriptor() as described,
+                opened_isolated(
+                    described.fileno(), self.file.bytes, self.limits, self.name
+                ) as remote,
+            ):
+                yield remote
+            return
+        with self.file.opened() as file, closing(open_audio(file, self.limits, self.name)) as own:
+            yield own
+
+
+class GivenSamples:
+    """Samples [N] or [C, N] of real numbers from -1 to 1, or of whole ones of 8 to 32 bits, at
+    `rate` samples a second.
+    """
+
+    def __init__(
+        self,
+        samples: NDArray[Any],
+        rate: int,
+        limits: AudioLimits = DEFAULT_LIMITS,
+        name: str = "audio",
+    ):
+        """Raises AudioError for an array of another shape or type, or of too many seconds."""
+        self.name = name
+        check_rate(rate, name)
+        if samples.ndim == 1:
+            samples = samples[None]
+        is_audio = samples.ndim == 2 and 1 <= samples.shape[0] <= MAX_CHANNELS
+        if not is_audio or not samples.shape[1] or not is_numeric(samples):
+            raise AudioError(
+                f"{name}: found an array of {samples.dtype} and shape {list(samples.shape)}, "
+                "expected samples as numbers of shape [N], or [C, N] with at most "
+                f"{MAX_CHANNELS} channels"
+            )
+        check_seconds(samples.shape[1] / rate, limits, name)
+        self.samples, self.rate = samples, rate
+
+    @cached_property
+    def sha256(self) -> str:
+        digest = hashlib.sha256(repr((self.rate, self.samples.shape)).encode())
+        digest.update(self.samples.dtype.str.encode())
+        digest.update(np.ascontiguousarray(self.samples).data)
+        return digest.hexdigest()
+
+    def check(self) -> AudioFacts:
+        channels, count = self.samples.shape
+        return AudioFacts(count / self.rate, self.rate, channels)
+
+    def audio(self, rate: int) -> Audio:
+        own = _finite(averaged(self.samples), self.name)
+        samples = np.concatenate(list(resampled([own], self.rate, rate)))
+        return Audio(samples, rate, self.check())
+
+
+def _finite(samples: Samples, name: str) -> Samples:
+    if not np.isfinite(samples).all():
+        raise AudioError(f"{name}: found samples that are no numbers, expected finite ones")
+    return samples

@@ -1,0 +1,94 @@
+"""Interface of a family that takes audio, and the table of families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+from mtmd.clip.audio.instructions import Instructions
+from mtmd.clip.audio.windows import AudioResolution
+from mtmd.clip.blocks import GgufTower
+from mtmd.clip.family import Tower
+from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.kernels.graph import Shape
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A family's file, and the names its models go by: model_type in a config.json;
+    clip.audio.projector_type, or clip.projector_type, in a GGUF.
+    """
+
+    module: str
+    model_types: tuple[str, ...]
+    gguf: tuple[str, ...] = ()
+
+
+FAMILIES = (Entry("mtmd.clip.families.gemma4.unified_audio", ("gemma4_unified",), ("gemma4ua",)),)
+
+
+class AudioFamily(Tower, Protocol):
+    """One audio model, whose embeddings a decoder reads. Its tiles are fp32 [1, Y, X]."""
+
+    @property
+    def resolution(self) -> AudioResolution:
+        """Return how samples become tiles."""
+
+    marker: str
+    """What the chat template writes where audio belongs."""
+    token: str
+    """The token whose place the embeddings take."""
+    rate: int
+    """Samples a second."""
+    instructions: Instructions
+
+    def prompt(self, plan: ImagePlan) -> str:
+        """The text that stands for audio, in which each of the plan's `tokens` is written as
+        `token`; other text may stand between them.
+        """
+
+
+def audio_family(model_type: str, config: Settings, features: Settings) -> AudioFamily | None:
+    """The family of a checkpoint; `features` are its feature extractor's settings. None where it
+    has no weights for audio, or none that are read. Raises ModelError for settings that cannot be
+    followed.
+    """
+    entry = next((e for e in FAMILIES if model_type in e.model_types), None)
+    if entry is None or config.get("audio_config", None) is None:
+        return None
+    family: AudioFamily = import_module(entry.module).read(config, features)
+    return family
+
+
+def gguf_audio_family(
+    projector: str, metadata: Mapping[str, Any], shapes: Mapping[str, Shape], where: str
+) -> AudioFamily | None:
+    """The family of a GGUF projector file (mmproj) that says it has an audio encoder; None where
+    that is of no family that is read.
+    """
+    entry = next((e for e in FAMILIES if projector in e.gguf), None)
+    if entry is None:
+        return None
+    module = import_module(entry.module)
+    keys = Settings(
+        {k.removeprefix("clip."): metadata[k] for k in metadata if k.startswith("clip.")},
+        f"{where}: clip",
+    )
+    config, features = module.from_gguf(keys, shapes)
+    family: AudioFamily = module.read(Settings(config, keys.where), Settings(features, keys.where))
+    return family
+
+
+def gguf_of(family: AudioFamily) -> Mapping[str, Any]:
+    """Return the keys with which a GGUF describes an audio encoder, beside those of the image
+    encoder in the same file; empty for one that llama.cpp has no projector for.
+    """
+    module = import_module(type(family).__module__)
+    made: GgufTower | None = getattr(module, "to_gguf", lambda _: None)(family)
+    if made is None:
+        return {}
+    keys = {"has_audio_encoder": True, "audio.projector_type": made.projector, **made.keys}
+    return {f"clip.{key}": value for key, value in keys.items()}

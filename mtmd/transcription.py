@@ -1,0 +1,170 @@
+"""Audio written down: cut into pieces that the model takes, each asked about, and their texts put
+together, with the times of the pieces.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mtmd.base.errors import OptionError
+from mtmd.base.spelling import did_you_mean
+from mtmd.clip.audio.audio import Audio
+from mtmd.clip.audio.instructions import Instructions
+from mtmd.clip.audio.pieces import pieces
+from mtmd.clip.audio.recording import GivenSamples
+from mtmd.prompt.conversation import Message
+from mtmd.receipt import Receipt
+
+LANGUAGES = {  # ISO 639-1
+    "af": "Afrikaans", "ar": "Arabic", "az": "Azerbaijani", "be": "Belarusian", "bg": "Bulgarian",
+    "bn": "Bengali", "bs": "Bosnian", "ca": "Catalan", "cs": "Czech", "cy": "Welsh", "da": "Danish",
+    "de": "German", "el": "Greek", "en": "English", "es": "Spanish", "et": "Estonian",
+    "fa": "Persian", "fi": "Finnish", "fr": "French", "gl": "Galician", "gu": "Gujarati",
+    "he": "Hebrew", "hi": "Hindi", "hr": "Croatian", "hu": "Hungarian", "hy": "Armenian",
+    "id": "Indonesian", "is": "Icelandic", "it": "Italian", "ja": "Japanese", "ka": "Georgian",
+    "kk": "Kazakh", "kn": "Kannada", "ko": "Korean", "lt": "Lithuanian", "lv": "Latvian",
+    "mi": "Maori", "mk": "Macedonian", "ml": "Malayalam", "mr": "Marathi", "ms": "Malay",
+    "ne": "Nepali", "nl": "Dutch", "no": "Norwegian", "pa": "Punjabi", "pl": "Polish",
+    "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "sk": "Slovak", "sl": "Slovenian",
+    "sr": "Serbian", "sv": "Swedish", "sw": "Swahili", "ta": "Tamil", "te": "Telugu", "th": "Thai",
+    "tl": "Tagalog", "tr": "Turkish", "uk": "Ukrainian", "ur": "Urdu", "vi": "Vietnamese",
+    "yue": "Cantonese", "zh": "Chinese",
+}  # fmt: skip
+PIECE_TOKENS = 1024  # of the text of a piece, where nobody says
+FORMATS = ("text", "json", "verbose_json", "srt", "vtt")
+HINT_CHARS = 4096
+
+
+@dataclass(frozen=True)
+class TranscriptionRequest:
+    """`language`: that is spoken, or, of a translation, that is written: an ISO 639-1 code, or its
+    English name; None for what the model finds, English for a translation. `hint`: words that may
+    occur.
+    """
+
+    language: str | None = None
+    translate: bool = False
+    hint: str = ""
+
+    def prompt(self, instructions: Instructions) -> str:
+        """Return what the model is told. Raises OptionError for a language that is not known."""
+        name = None if self.language is None else language_name(self.language)
+        if self.translate:
+            text = instructions.translate.format(language=name or "English")
+        elif name:
+            text = instructions.transcribe_in.format(language=name)
+        else:
+            text = instructions.transcribe
+        return f"{text}\n\nContext: {self.hint}" if self.hint.strip() else text
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The text of a piece, from `start` to `end` seconds: the piece's own times, for the model
+    gives none.
+    """
+
+    start: float
+    end: float
+    text: str
+    receipt: Receipt
+
+
+@dataclass(frozen=True)
+class Transcription:
+    """`language`: that was requested, None where the model was to find it."""
+
+    segments: tuple[Segment, ...]
+    seconds: float
+    language: str | None = None
+    translated: bool = False
+
+    @property
+    def text(self) -> str:
+        return " ".join(segment.text for segment in self.segments if segment.text)
+
+    def asdict(self) -> dict[str, Any]:
+        return {
+            "text": self.text,
+            "seconds": self.seconds,
+            "language": self.language,
+            "translated": self.translated,
+            "segments": [
+                {**asdict(segment), "receipt": segment.receipt.asdict()}
+                for segment in self.segments
+            ],
+        }
+
+    def written(self, form: str) -> str:
+        """Return it in one of `FORMATS`."""
+        if form == "srt":
+            return self._subtitles("", ",", numbered=True)
+        if form == "vtt":
+            return self._subtitles("WEBVTT\n\n", ".", numbered=False)
+        if form == "text":
+            return f"{self.text}\n"
+        body = self.asdict() if form == "verbose_json" else {"text": self.text}
+        return json.dumps(body, ensure_ascii=False) + "\n"
+
+    def _subtitles(self, head: str, point: str, numbered: bool) -> str:
+        spoken = [segment for segment in self.segments if segment.text]
+        cues = (
+            f"{f'{number}' + chr(10) if numbered else ''}{_clock(segment.start, point)} --> "
+            f"{_clock(segment.end, point)}\n{_cue(segment.text)}\n\n"
+            for number, segment in enumerate(spoken, 1)
+        )
+        return head + "".join(cues)
+
+
+@dataclass(frozen=True)
+class AudioPiece:
+    """A piece of audio to be asked about, from `start` to `end` seconds."""
+
+    start: float
+    end: float
+    messages: list[Message]
+
+    def segment(self, text: str, receipt: Receipt) -> Segment:
+        """Return what was written down of it."""
+        return Segment(self.start, self.end, " ".join(text.split()), receipt)
+
+
+def audio_pieces(
+    audio: Audio, instructions: Instructions, request: TranscriptionRequest
+) -> list[AudioPiece]:
+    """Audio in pieces, each with the question about it. Raises OptionError."""
+    prompt, rate, made = request.prompt(instructions), audio.rate, []
+    for start, stop in pieces(audio.samples, rate, instructions.seconds):
+        part = {"type": "audio", "audio": GivenSamples(audio.samples[start:stop], rate)}
+        content = [part, {"type": "text", "text": prompt}]
+        made.append(AudioPiece(start / rate, stop / rate, [{"role": "user", "content": content}]))
+    return made
+
+
+def language_name(language: str) -> str:
+    """The English name of a language by its code, or by that name. Raises OptionError."""
+    key = language.strip().lower()
+    names = {name.lower(): name for name in LANGUAGES.values()}
+    name = LANGUAGES.get(key.partition("-")[0]) or names.get(key)
+    if name is None:
+        near = did_you_mean(key, (*names, *LANGUAGES))
+        raise OptionError(
+            f"language: found {language!r:.40}, expected an ISO 639-1 code such as de, or the "
+            f"English name of a language{near}"
+        )
+    return name
+
+
+def _clock(seconds: float, point: str) -> str:
+    ms = round(seconds * 1000)
+    hours, ms = divmod(ms, 3_600_000)
+    minutes, ms = divmod(ms, 60_000)
+    whole, ms = divmod(ms, 1000)
+    return f"{hours:02}:{minutes:02}:{whole:02}{point}{ms:03}"
+
+
+def _cue(text: str) -> str:
+    """A text without what ends a cue, or says when one is."""
+    return " ".join(text.split()).replace("-->", "→")

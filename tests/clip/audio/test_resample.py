@@ -1,0 +1,60 @@
+"""Resampling: sines come out as they would have been recorded at the other rate, what the other rate
+cannot hold is gone, and blocks of any size give the same samples.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from mtmd.clip.audio.resample import resampled
+
+RATES = [(44_100, 16_000), (48_000, 16_000), (8_000, 16_000), (11_025, 24_000), (44_101, 16_000)]
+
+
+def at(rate: int, seconds: float, *frequencies: float) -> np.ndarray:
+    times = np.arange(round(seconds * rate)) / rate
+    return sum(np.sin(2 * np.pi * f * times + f) for f in frequencies).astype(np.float32)
+
+
+def whole(samples: np.ndarray, rate: int, target: int) -> np.ndarray:
+    return np.concatenate(list(resampled([samples], rate, target)))
+
+
+@pytest.mark.parametrize(("rate", "target"), RATES)
+def test_sines_are_those_of_the_other_rate(rate: int, target: int) -> None:
+    frequencies = 200.0, 1234.5, 3000.0
+    result = whole(at(rate, 0.5, *frequencies), rate, target)
+    expected = at(target, 0.5, *frequencies)[: len(result)]
+    inside = slice(len(expected) // 4, -len(expected) // 4)
+    assert len(result) == -(-round(rate * 0.5) * target // rate)
+    assert np.abs(result[: len(expected)] - expected)[inside].max() < 3e-3
+
+
+def test_what_the_lower_rate_cannot_hold_is_gone() -> None:
+    for frequency in (8_500, 12_000, 20_000):
+        result = whole(at(44_100, 0.5, frequency), 44_100, 16_000)[1000:-1000]
+        assert 20 * np.log10(np.sqrt(np.mean(result**2))) < -100
+
+
+@pytest.mark.parametrize(("rate", "target"), RATES[:3])
+def test_blocks_of_any_size_give_the_same(rate: int, target: int) -> None:
+    samples = np.random.default_rng(0).normal(0, 1, rate // 3).astype(np.float32)
+    cuts = [0, 1, 700, 701, 5000, len(samples)]
+    blocks = [samples[a:b] for a, b in pairwise(cuts)]
+    result = np.concatenate(list(resampled(blocks, rate, target)))
+    np.testing.assert_allclose(result, whole(samples, rate, target), atol=5e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2, 440, 442])
+def test_the_shortest(count: int) -> None:
+    result = whole(np.ones(count, np.float32), 44_100, 16_000)
+    assert len(result) == -(-count * 16_000 // 44_100) and np.isfinite(result).all()
+
+
+def test_the_same_rate_is_left_alone() -> None:
+    samples = np.arange(7, dtype=np.float32)
+    assert whole(samples, 16_000, 16_000) is not None
+    np.testing.assert_array_equal(whole(samples, 16_000, 16_000), samples)

@@ -1,0 +1,147 @@
+"""Audio in every family that takes it, against transformers on the same samples: prompt ids,
+embeddings, logits, greedy tokens.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from audio_cases import CASES, AudioOracle
+from sounds import tones
+
+from mtmd.checkpoint.open import open_checkpoint
+from mtmd.convert.gguf import convert_to_gguf
+from mtmd.model import Model
+from mtmd.options.load import LoadOptions
+from mtmd.prompt.audio_input import AudioInput
+
+TOKENS = int(os.environ.get("GREEDY_TOKENS", 12))  # 48 say more, and take longer
+SECONDS = {"one sample": 0, "odd": 0.357, "longer": 1.2001, "several": None, "silence": 0.3}
+
+
+def nmse(result: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((result - expected).pow(2).sum() / expected.pow(2).sum())
+
+
+class Subject:
+    """Our model of a case, and what transformers says."""
+
+    def __init__(self, oracle: AudioOracle):
+        self.oracle = oracle
+        self.model = Model(open_checkpoint(oracle.folder), LoadOptions(device="cpu", dtype="fp32"))
+        assert self.model.loaded.audio_encoder is not None
+        self.rate = self.model.loaded.audio_encoder.family.rate
+
+    def recordings(self, case: str) -> list[np.ndarray]:
+        if case == "several":
+            return [tones(0.35, self.rate), tones(0.6, self.rate, 1), tones(0.35, self.rate, 2)]
+        if case == "one sample":
+            return [np.array([0.3], np.float32)]
+        samples = tones(SECONDS[case] or 0, self.rate)
+        return [samples * 0 if case == "silence" else samples]
+
+    def messages(self, audio: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+        shown = [{"type": "audio", "audio": AudioInput(one, self.rate)} for one in audio]
+        return [{"role": "user", "content": [*shown, {"type": "text", "text": "What is here?"}]}]
+
+
+SUBJECTS: dict[str, Subject] = {}
+
+
+@pytest.fixture(params=CASES)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    name = request.param
+    if name not in SUBJECTS:
+        SUBJECTS[name] = Subject(CASES[name](tmp_path_factory.mktemp(name)))
+    return SUBJECTS[name]
+
+
+@pytest.mark.parametrize("case", SECONDS)
+def test_audio_is_heard_as_by_transformers(subject: Subject, case: str) -> None:
+    audio = subject.recordings(case)
+    messages = subject.messages(audio)
+    bare = [
+        {
+            **m,
+            "content": [
+                {"type": p["type"], **({"text": p["text"]} if "text" in p else {})}
+                for p in m["content"]
+            ],
+        }
+        for m in messages
+    ]
+    inputs = subject.oracle.inputs(bare, audio)
+    encoded = subject.model.prompt(messages)
+    assert list(encoded.tokens) == inputs["input_ids"][0].tolist()
+    rows = torch.cat([s.embeddings for s in encoded.spans if s.embeddings is not None])
+    expected = subject.oracle.features(inputs)
+    assert rows.shape == expected.shape
+    if case == "silence":
+        assert torch.allclose(rows, expected, atol=1e-6)
+    else:
+        assert nmse(rows, expected) <= 1e-8
+    runner = subject.model.runner
+    logits = runner.prefill(encoded.spans, runner.new_cache())
+    assert nmse(logits, subject.oracle.logits(inputs)) <= 1e-8
+    answer = subject.model.answer(messages=messages, max_tokens=TOKENS, ignore_eos=True)
+    assert list(answer.output_token_ids) == subject.oracle.greedy(inputs, TOKENS)
+    assert answer.receipt.audio_tokens == len(rows) and answer.receipt.image_tokens == 0
+
+
+def test_gguf_hears_the_same(subject: Subject, tmp_path: Any) -> None:
+    checkpoint = subject.model.checkpoint
+    *_, last = convert_to_gguf(checkpoint, tmp_path / "model.gguf", "F32")
+    back = open_checkpoint(tmp_path / "model.gguf", last.path)
+    assert back.audio is not None and checkpoint.audio_weights and back.audio_weights
+    for name in checkpoint.audio_weights.shapes:
+        a = back.audio_weights.read(name, torch.float32)
+        assert torch.equal(a, checkpoint.audio_weights.read(name, torch.float32))
+
+
+def test_it_is_read_and_encoded_once(subject: Subject) -> None:
+    model, samples = subject.model, tones(0.41, subject.rate, 7)
+    first, second = (
+        model.answer(prompt="What?", audio=(samples, subject.rate), max_tokens=1).receipt
+        for _ in range(2)
+    )
+    assert [one.cached for one in (*first.audio, *second.audio)] == [False, True]
+    assert first.audio[0].tokens == second.audio[0].tokens == first.audio_tokens
+    assert f"audio 1: 0.4 s of mono at {subject.rate:,} Hz (arrays)" in str(first)
+    stats = model.service.stats()
+    assert stats.audio >= 2 and stats.audio_cache_hits >= 1
+
+
+def test_pictures_and_audio_stand_in_their_order(subject: Subject) -> None:
+    model, picture = subject.model, np.full((30, 50, 3), 90, np.uint8)
+    if model.encoder is None:
+        pytest.skip("it takes audio alone")
+    audio = AudioInput(tones(0.3, subject.rate), subject.rate)
+    answer = model.answer([picture, audio, picture], "What?", max_tokens=1)
+    receipt = answer.receipt
+    assert (len(receipt.images), len(receipt.audio)) == (2, 1)
+    family, heard = model.encoder.family, model.loaded.audio_encoder
+    assert heard is not None
+    tokenizer = model.checkpoint.tokenizer
+    image, sound = tokenizer.id(family.image_token), tokenizer.id(heard.family.token)
+    runs = [t for t in answer.prompt_token_ids if t in (image, sound)]
+    half = receipt.image_tokens // 2
+    assert runs == [image] * half + [sound] * receipt.audio_tokens + [image] * half
+    counted = model.service.count(
+        [{"role": "user", "content": [{"type": "audio", "audio": audio}]}]
+    )
+    assert counted.audio_tokens == (receipt.audio_tokens,)
+
+
+def test_long_audio_is_transcribed_in_pieces(subject: Subject) -> None:
+    seconds = 2.5 * subject.model.service.instructions.seconds  # type: ignore[union-attr]
+    samples = tones(seconds, subject.rate) * np.float32(0.5)
+    result = subject.model.transcribe((samples, subject.rate), max_tokens=3, ignore_eos=True)
+    starts, ends = [s.start for s in result.segments], [s.end for s in result.segments]
+    assert len(result.segments) >= 3 and starts == [0.0, *ends[:-1]]
+    assert ends[-1] == pytest.approx(result.seconds) == pytest.approx(seconds, abs=1e-2)
+    assert all(s.receipt.audio_tokens and s.receipt.output_tokens == 3 for s in result.segments)

@@ -1,0 +1,68 @@
+"""Transcriptions as text, subtitles and JSON; languages; where long audio is cut."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mtmd.base.errors import OptionError
+from mtmd.clip.audio.instructions import Instructions
+from mtmd.clip.audio.pieces import pieces
+from mtmd.transcription import Segment, Transcription, TranscriptionRequest, language_name
+
+TOLD = Instructions("down", "down in {language}", "into {language}", 30.0)
+RECEIPT: Any = SimpleNamespace(asdict=lambda: {"model": "m"})
+
+
+def test_forms() -> None:
+    result = Transcription(
+        (
+            Segment(0.0, 1.5, "One --> two", RECEIPT),
+            Segment(1.5, 2.0, "", RECEIPT),
+            Segment(2.0, 3661.25, "three\nfour", RECEIPT),
+        ),
+        3661.25,
+    )
+    assert result.written("text") == "One --> two three\nfour\n"
+    assert result.written("srt") == (
+        "1\n00:00:00,000 --> 00:00:01,500\nOne → two\n\n"
+        "2\n00:00:02,000 --> 01:01:01,250\nthree four\n\n"
+    )
+    assert result.written("vtt").startswith("WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nOne → two\n")
+    assert json.loads(result.written("json")) == {"text": result.text}
+    assert json.loads(json.dumps(result.asdict()))["segments"][2]["end"] == 3661.25
+
+
+def test_prompts() -> None:
+    assert TranscriptionRequest().prompt(TOLD) == "down"
+    assert TranscriptionRequest("pt-BR").prompt(TOLD) == "down in Portuguese"
+    assert TranscriptionRequest("german", translate=True).prompt(TOLD) == "into German"
+    assert TranscriptionRequest(translate=True, hint="Ada").prompt(TOLD) == (
+        "into English\n\nContext: Ada"
+    )
+    with pytest.raises(OptionError, match=r"found 'Germann', expected .*did you mean 'german'"):
+        language_name("Germann")
+
+
+def test_long_audio_is_cut_where_it_is_quiet() -> None:
+    rate = 1000
+    samples = np.random.default_rng(0).normal(0, 1, 70 * rate).astype(np.float32)
+    quiet = (25.0, 49.0)
+    for second in quiet:
+        samples[int((second - 0.2) * rate) : int((second + 0.2) * rate)] = 0
+    cuts = list(pieces(samples, rate, 30.0))
+    ends = [stop / rate for _, stop in cuts]
+    assert all(abs(end - second) < 0.2 for end, second in zip(ends, quiet, strict=False))
+    assert ends[-1] == 70 and all(stop - start <= 30 * rate for start, stop in cuts)
+    assert [start for start, _ in cuts] == [0, *(stop for _, stop in cuts[:-1])]
+
+
+@pytest.mark.parametrize("count", [0, 1, 30, 31, 61])
+def test_the_shortest(count: int) -> None:
+    cuts = list(pieces(np.ones(count, np.float32), 1, 30.0))
+    assert sum(stop - start for start, stop in cuts) == count
+    assert len(cuts) == (0 if not count else 1 if count <= 30 else max(2, -(-count // 30)))
