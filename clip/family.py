@@ -66,7 +66,11 @@ FAMILIES = (
     ),
     Entry("mtmd.clip.families.internvl", ("internvl", "qianfan_ocr"), ("internvl",), ("internvl",)),
     Entry("mtmd.clip.families.glm4v", ("glm4v", "glm4v_moe", "glm46v", "glm_ocr"), ("glm4v",)),
-    Entry("mtmd.clip.families.aya_vision", ("aya_vision",), ties=("aya_vision",)),
+    Entry(
+        "mtmd.clip.families.aya_vision",
+        ("aya_vision", "cohere2_vision"),
+        ties=("aya_vision", "cohere2_vision"),
+    ),
     Entry("mtmd.clip.families.minicpmv4_6", ("minicpmv4_6",), ("minicpmv4_6",)),
     Entry("mtmd.clip.families.hunyuan_vl", ("hunyuan_vl",), ("hunyuanvl",), ("hunyuan_vl",)),
     Entry("mtmd.clip.families.paddleocr_vl", ("paddleocr_vl",), ("paddleocr",), ("paddleocr_vl",)),

@@ -1,19 +1,21 @@
-"""Pictures stretched to the grid of tiles that is closest to their shape, cut, and once more as a
-whole (arXiv:2404.16821).
+"""Pictures stretched to the grid of tiles that is closest to their shape, or that scales them
+least, cut, and once more as a whole (arXiv:2404.16821).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from mtmd.base.errors import ModelError
-from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, Normalize, Pixels, read_normalize
+from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, Normalize, Pixels, fused, read_normalize
 from mtmd.clip.image.resize import read_resample, resize
+from mtmd.clip.image.tensor_resize import MODES, resize_tensor
 from mtmd.clip.resolution.resolution import ImagePlan, tile_of
-from mtmd.clip.resolution.sizes import MAX_TILES, Size, closest_grid, cut
+from mtmd.clip.resolution.sizes import MAX_TILES, Size, closest_grid, cut, least_scaled_grid
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.graph import Type
@@ -22,7 +24,7 @@ from mtmd.kernels.graph import Type
 @dataclass(frozen=True)
 class StretchedTiling:
     """`fewest` to `maximum` tiles of `tile` pixels a side, each of `tile_tokens`; the whole follows
-    where there are several.
+    where there are several. `closest` chooses the grid for a size, `scale` resizes.
     """
 
     tile: int
@@ -31,6 +33,8 @@ class StretchedTiling:
     maximum: int
     normalize: Normalize
     resample: str
+    closest: Callable[[Size, Sequence[Size], int], Size] = closest_grid
+    scale: Callable[[Pixels, int, int, str], Pixels] = resize
 
     def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
         grid, notes = self.choose((pixels.shape[1], pixels.shape[0]), budget)
@@ -62,7 +66,7 @@ class StretchedTiling:
                 (n for n in counts if maximum is None or self.tokens(n) <= maximum), default=1
             )
             ranges += [(1, 1), (1, last), (first, self.maximum), (min(first, last), last)]
-        grids = [closest_grid(size, _grids(*limits), self.tile) for limits in ranges]
+        grids = [self.closest(size, _grids(*limits), self.tile) for limits in ranges]
         chosen, notes = budget.choose([self.tokens(columns * rows) for columns, rows in grids])
         return grids[chosen], notes
 
@@ -70,10 +74,10 @@ class StretchedTiling:
         """fp32 [3, Y, X] each, line by line, the whole picture last"""
         columns, rows = grid
         tiles = cut(
-            resize(pixels, columns * self.tile, rows * self.tile, self.resample), rows, columns
+            self.scale(pixels, columns * self.tile, rows * self.tile, self.resample), rows, columns
         )
         if len(tiles) > 1:
-            tiles.append(resize(pixels, self.tile, self.tile, self.resample))
+            tiles.append(self.scale(pixels, self.tile, self.tile, self.resample))
         return [self.normalize(tile) for tile in tiles]
 
     def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
@@ -99,14 +103,16 @@ def _grids(fewest: int, maximum: int) -> tuple[Size, ...]:
     )
 
 
-def read_stretched_tiling(image: Settings, side: int, tile_tokens: int) -> StretchedTiling:
-    """Read it from an image processor's settings; `side` is config.json's. Raises ModelError where
-    they do not fit together.
+def read_stretched_tiling(
+    image: Settings, side: int, tile_tokens: int, usual: int = 384
+) -> StretchedTiling:
+    """Read it from an image processor's settings; `side` is config.json's, `usual` the processor's
+    default. Raises ModelError where they do not fit together.
 
     crop_to_patches is not read: the reference cuts whatever it says.
     """
     size = image.part("size")
-    if {size.count("height", 384), size.count("width", 384)} != {side}:
+    if {size.count("height", usual), size.count("width", usual)} != {side}:
         raise ModelError(
             f"{size.where} is {size.values!r:.60}, expected height and width {side} as "
             "config.json's image_size; correct one"
@@ -126,4 +132,20 @@ def read_stretched_tiling(image: Settings, side: int, tile_tokens: int) -> Stret
         maximum=maximum,
         normalize=read_normalize(image, CLIP_MEAN, CLIP_STD),
         resample=read_resample(image, 3),
+    )
+
+
+def read_least_scaled_tiling(image: Settings, side: int, tile_tokens: int) -> StretchedTiling:
+    """Read it as `read_stretched_tiling`, for a processor that chooses the grid which scales a
+    picture least, from one tile on, cuts if `crop_to_patches`, and resizes tensors.
+    """
+    tiling = read_stretched_tiling(image, side, tile_tokens, usual=512)
+    return replace(
+        tiling,
+        fewest=1,
+        maximum=tiling.maximum if image.flag("crop_to_patches", True) else 1,
+        normalize=fused(tiling.normalize),
+        resample=read_resample(image, 3, MODES),
+        closest=least_scaled_grid,
+        scale=resize_tensor,
     )

@@ -42,6 +42,17 @@ def closest_grid(size: Size, grids: Sequence[Size], tile: int) -> Size:
     return best
 
 
+def least_scaled_grid(size: Size, grids: Sequence[Size], tile: int) -> Size:
+    """The grid (columns, rows) into which a picture fits with the least enlargement, or, where it
+    fits into none, with the least reduction; of equal ones the first (transformers'
+    Cohere2VisionImageProcessor).
+    """
+    scales = (np.array(grids) * tile / np.array(size)).min(axis=1)
+    if (scales < 1).all():
+        return grids[int(scales.argmax())]
+    return grids[int(np.where(scales < 1, np.inf, scales).argmin())]
+
+
 def squarest_grid(maximum: int) -> tuple[int, int]:
     """Rows and columns, no more rows than columns, of the squarest of the grids with the most cells
     up to `maximum`.

@@ -39,7 +39,7 @@ from mtmd.llm.state import KV
 
 KINDS = SLIDING, FULL = ("sliding_attention", "full_attention")
 PREFIXES = ("language_model.model.", "model.language_model.", "model.")
-UNSCALED = ("aya_vision",)  # models whose reference leaves `logit_scale` out
+UNSCALED = ("aya_vision", "cohere2_vision")  # models whose reference leaves `logit_scale` out
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Aya Vision: SigLIP over tiles and the whole, pixel unshuffle, a gated projection; Cohere 2's
-decoder.
+"""Aya Vision and Command A Vision: SigLIP over tiles and the whole, pixel unshuffle, a gated
+projection; Cohere 2's decoder.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any
 
 from common import Oracle, Row, build_processor, randomize, save, tokenizer, write
 from published import published
+from torchvision_stand_in import torchvision_here
 
 SPECIAL = (
     "<PAD>",
@@ -111,8 +112,68 @@ def aya_vision(
     )
 
 
+def command_vision(
+    folder: Path, *, seed: int = 0, tiles: int = 6, vision: dict[str, Any] | None = None
+) -> Oracle:
+    """Command A Vision."""
+    from transformers import Cohere2VisionConfig, Cohere2VisionForConditionalGeneration
+
+    with torchvision_here():
+        from transformers.models.cohere2_vision.image_processing_cohere2_vision import (
+            Cohere2VisionImageProcessor,
+        )
+        from transformers.models.cohere2_vision.processing_cohere2_vision import (
+            Cohere2VisionProcessor,
+        )
+    tokens = tokenizer(SPECIAL)
+    tower = VISION | (vision or {})
+    config = Cohere2VisionConfig(
+        vision_config=tower,
+        text_config=TEXT
+        | {
+            "model_type": "cohere2",
+            "vocab_size": tokens.get_vocab_size() + 3,
+            "bos_token_id": tokens.token_to_id("<BOS_TOKEN>"),
+            "eos_token_id": tokens.token_to_id("<|END_OF_TURN_TOKEN|>"),
+            "pad_token_id": tokens.token_to_id("<PAD>"),
+        },
+        image_token_id=tokens.token_to_id("<|IMG_PATCH|>"),
+        alignment_intermediate_size=118,
+    )
+    model = randomize(Cohere2VisionForConditionalGeneration(config), seed)
+    named = {
+        "boi_token": "<|START_OF_IMG|>",
+        "eoi_token": "<|END_OF_IMG|>",
+        "image_token": "<|IMG_PATCH|>",
+        "img_line_break_token": "<|IMG_LINE_BREAK|>",
+    }
+    names = NAMES | {"extra_special_tokens": named}
+    template = TEMPLATE.replace("<image>", "<|IMG_PATCH|>")
+    model = save(folder, model, tokens, template, names, eos="<|END_OF_TURN_TOKEN|>")
+    side, grid = tower["image_size"], tower["image_size"] // tower["patch_size"]
+    write(
+        folder,
+        "preprocessor_config.json",
+        {
+            "image_processor_type": "Cohere2VisionImageProcessor",
+            "size": {"height": side, "width": side},
+            "crop_to_patches": True,
+            "max_patches": tiles,
+            "patch_size": grid // 2,  # the root of a tile's tokens, as published
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+        },
+    )
+    images = Cohere2VisionImageProcessor.from_pretrained(folder)
+    result = build_processor(Cohere2VisionProcessor, folder, images)
+    image = tokens.token_to_id("<|IMG_PATCH|>")
+    return Oracle(
+        folder, model, result, image, "one array [3, H, W] a tile, each picture's overview last"
+    )
+
+
 ROW = Row(
-    "Aya Vision",
+    "Aya Vision, Command A Vision",
     {
         "every fourth layer full, without positions": aya_vision,
         "groups of nine patches, biases, at most 3 tiles, as published": published(
@@ -140,6 +201,7 @@ ROW = Row(
             ),
             tower=True,
         ),
+        "command a vision, as published": published(command_vision, tower=True),
     },
     notes="tiles and overview, pixel unshuffle, gated projection; attention and FFN side by side, "
     "positions in sliding layers only",

@@ -85,6 +85,30 @@ def test_prompts_and_tiles_are_the_reference_s(size: tuple[int, int], maximum: i
     assert family.prompt(plan).count(family.image_token) == plan.tokens
 
 
+def test_command_a_vision_has_sizes_of_its_own() -> None:
+    from transformers import Cohere2VisionConfig
+
+    theirs = Cohere2VisionConfig()
+    tower = theirs.vision_config
+    result = aya_vision.read(
+        Settings({"model_type": "cohere2_vision"}, "config.json"),
+        Settings({}, "preprocessor_config.json"),
+    )
+    vit = result.vit
+    assert (vit.layers, vit.width, vit.ffn, vit.heads) == (
+        tower.num_hidden_layers,
+        tower.hidden_size,
+        tower.intermediate_size,
+        tower.num_attention_heads,
+    )
+    assert (result.resolution.tile, result.inner, result.inner_eps) == (
+        tower.image_size,
+        theirs.alignment_intermediate_size,
+        None,
+    )
+    assert "v.post_ln.weight" in result.parameters() and result.marker == result.image_token
+
+
 def test_published_names() -> None:
     result = read(num_hidden_layers=1, top={"alignment_intermediate_size": 40}).parameters()
     at = "vision_tower.vision_model.encoder.layers.0"

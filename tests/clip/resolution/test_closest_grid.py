@@ -9,9 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torchvision_stand_in import torchvision_here
 
 from mtmd.base.errors import ModelError, OptionError
-from mtmd.clip.resolution.closest_grid import StretchedTiling, read_stretched_tiling
+from mtmd.clip.resolution.closest_grid import (
+    StretchedTiling,
+    read_least_scaled_tiling,
+    read_stretched_tiling,
+)
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.checkpoint.settings import Settings
 
@@ -149,3 +154,23 @@ def test_defaults_are_those_of_the_reference() -> None:
         tuple(Theirs.image_mean),
         tuple(Theirs.image_std),
     )
+
+
+def test_grids_that_scale_least_are_those_of_the_reference() -> None:
+    with torchvision_here():
+        from transformers.models.cohere2_vision.image_processing_cohere2_vision import (
+            get_optimal_tiled_canvas,
+        )
+
+    rng = random.Random(0)
+    for _ in range(2000):
+        side, maximum = rng.choice((28, 512)), rng.randint(1, 14)
+        size = {"size": {"height": side, "width": side}, "max_patches": maximum}
+        tiling = read_least_scaled_tiling(Settings(size, "preprocessor_config.json"), side, 4)
+        width, height = (
+            rng.choice((rng.randint(1, 4000), side * rng.randint(1, 6))) for _ in range(2)
+        )
+        expected = get_optimal_tiled_canvas((height, width), (side, side), 1, maximum)
+        assert tiling.choose((width, height))[0] == expected, (width, height, side, maximum)
+    whole = Settings({**size, "crop_to_patches": False}, "preprocessor_config.json")
+    assert read_least_scaled_tiling(whole, side, 4).choose((4000, 3000)) == ((1, 1), ())

@@ -58,11 +58,12 @@ MORE = (
     "qwen2_5_omni",
     "qwen3_omni_moe",
     "lighton_ocr",
+    "cohere2_vision",
     "paligemma",
     "idefics2",
 )
 # Files that say less than the folder: what the template writes for a picture, how many tiles.
-FOLDER_ALONE = ("qianfan_ocr", "granite_vision")
+FOLDER_ALONE = ("qianfan_ocr", "granite_vision", "cohere2_vision")
 HOME = {p.parent.name: p.parent for p in GOLDEN.glob("*/expected.json")} | {
     name: SHARED / "golden_more" / name
     for name in MORE
