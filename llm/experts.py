@@ -133,7 +133,8 @@ def expert_parameters(
 
     Checkpoints hold experts one by one, or all of them in one: gate_up_proj [E, 2 F, D] and
     down_proj [E, D, F], as transformers 5 has them, or, with `turned`, under the same names [E, D,
-    2 F] and [E, F, D], as published ones of some models do. GGUF may have gate and up in one too.
+    2 F] and [E, F, D], as published ones of some models do. MLX has gate, up and down, each of all
+    experts in one. GGUF may have gate and up in one too.
     """
     e, f = experts.count, experts.ffn
     parameters = {
@@ -163,6 +164,8 @@ def expert_parameters(
                 )
             )
             ways.append(Stored(one, whole, partial(_part, which, parts), picks_rows=True))
+            for stacked in ("switch_mlp", "experts.switch_glu"):  # MLX's
+                ways.append(Stored((f"{source}{stacked}.{part}_proj.weight",), (e, *shape)))
             if turned:
                 turn, take = partial(_turned, which, parts), partial(_part, which, parts)
                 ways.append(Stored(one, (e, shape[1], whole[1]), turn, turned=take))

@@ -308,4 +308,4 @@ def _write(video: Video, shape: ClipShape) -> str:
 
 
 def _names(name: str) -> tuple[str, ...]:
-    return f"model.visual.{name}", f"visual.{name}"
+    return f"model.visual.{name}", f"visual.{name}", f"vision_tower.{name}"

@@ -66,7 +66,10 @@ class Idefics3Vision:
         parameters = blocks.plain_vit_parameters(self.vit, self.patch, self.positions**2, _tower)
         parameters["mm.model.fc.weight"] = Parameter(
             (self.text_width, width * self.factor**2),
-            ("model.connector.modality_projection.proj.weight",),
+            (
+                "model.connector.modality_projection.proj.weight",
+                "connector.modality_projection.proj.weight",
+            ),
         )
         return parameters
 
@@ -211,4 +214,4 @@ def _write(video: Video, shape: ClipShape) -> str:
 
 
 def _tower(name: str) -> tuple[str, ...]:
-    return (f"model.vision_model.{name}",)
+    return f"model.vision_model.{name}", f"vision_model.{name}"

@@ -310,7 +310,11 @@ def _step(image: Settings, patch: int) -> int:
 
 
 def _tower(name: str) -> tuple[str, ...]:
-    return *checkpoint_names(f"vision_tower.{name}"), *checkpoint_names(f"vision_encoder.{name}")
+    return (
+        *checkpoint_names(f"vision_tower.{name}"),
+        *checkpoint_names(f"vision_encoder.{name}"),
+        f"vision_tower.vision_model.{name}",
+    )
 
 
 def _projector(name: str) -> tuple[str, ...]:

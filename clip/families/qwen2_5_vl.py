@@ -335,4 +335,6 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
 
 
 def _names(name: str) -> tuple[str, ...]:
-    return f"visual.{name}", f"model.visual.{name}", f"thinker.visual.{name}"
+    return tuple(
+        f"{tower}.{name}" for tower in ("visual", "model.visual", "thinker.visual", "vision_tower")
+    )

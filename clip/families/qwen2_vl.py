@@ -181,4 +181,4 @@ def _in_order(video: Video, groups: int) -> tuple[int, ...]:  # noqa: ARG001
 
 
 def _names(name: str) -> tuple[str, ...]:
-    return f"visual.{name}", f"model.visual.{name}"
+    return f"visual.{name}", f"model.visual.{name}", f"vision_tower.{name}"

@@ -367,5 +367,6 @@ def _names(name: str) -> tuple[str, ...]:
     return (
         f"model.visual.{name}",
         f"visual.{name}",
+        f"vision_tower.{name}",
         *(f"{prefix}visual.{theirs}" for prefix in ("thinker.", "")),
     )

@@ -105,8 +105,26 @@ class Parameter:
             return
         shape = self.shape if self.stored is None else self.stored
         for source in self.sources:
-            yield Stored((source,), shape, self.convert, self.picks_rows, self.runs)
+            way = Stored((source,), shape, self.convert, self.picks_rows, self.runs)
+            yield way
+            if len(shape) > 3:
+                yield channels_last(way)
         yield from self.others
+
+
+def channels_last(way: Stored) -> Stored:
+    """The same kernel of a convolution with its channels [N, C, ...] behind all else, as MLX has
+    them.
+    """
+    count, channels, *others = way.shape
+    return Stored(way.names, (count, *others, channels), partial(_channels_first, way.convert))
+
+
+def _channels_first(
+    convert: Callable[..., torch.Tensor] | None, kernel: torch.Tensor
+) -> torch.Tensor:
+    kernel = kernel.movedim(-1, 1)
+    return convert(kernel) if convert else kernel
 
 
 @dataclass(frozen=True)

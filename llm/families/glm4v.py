@@ -58,7 +58,8 @@ class Glm4Text:
         if not self.ocr:
             return copied
         # A layer that drafts
-        return (*copied, rf"(model\.language_model\.layers|blk)\.{self.depth}\..*")
+        layers = r"((model\.language_model|language_model\.model)\.layers|blk)"
+        return (*copied, rf"{layers}\.{self.depth}\..*")
 
     @property
     def layers(self) -> list[tuple[KV]]:

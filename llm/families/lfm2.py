@@ -10,7 +10,7 @@ from typing import Any
 
 from mtmd.base.errors import ModelError
 from mtmd.kernels import ops
-from mtmd.kernels.checkpoint.canonical import Parameter, Stored
+from mtmd.kernels.checkpoint.canonical import Parameter, Stored, channels_last
 from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary, rope_settings
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.graph import Node, WeightSource
@@ -133,11 +133,12 @@ class Lfm2Text:
                     f"blk.{layer}", prefixes, self.experts, width, names=NAMES
                 )
             if kind == CONV:
+                stored = [
+                    Stored((name,), (width, 1, taps), lambda kernels: kernels.squeeze(1))
+                    for name in SOURCE(f"layers.{layer}.conv.conv.weight")
+                ]
                 parameters[f"blk.{layer}.shortconv.conv.weight"] = Parameter(
-                    (width, taps),
-                    SOURCE(f"layers.{layer}.conv.conv.weight"),
-                    stored=(width, 1, taps),
-                    convert=lambda kernels: kernels.squeeze(1),
+                    (width, taps), (), others=(*stored, *map(channels_last, stored))
                 )
         return parameters
 

@@ -41,7 +41,13 @@ from mtmd.llm.parameters import (
 )
 from mtmd.llm.state import KV
 
-PREFIXES = ("language_model.model.", "model.language_model.", "model.text_model.", "model.")
+PREFIXES = (
+    "language_model.model.",
+    "model.language_model.",
+    "model.text_model.",
+    "model.",
+    "language_model.",
+)
 # What transformers takes for keys that a config.json leaves out, by model_type.
 LLAMA: dict[str, Any] = {
     "layers": 32,

@@ -58,7 +58,7 @@ UNIFIED = {
     "num_key_value_heads": 4,
 }
 UNIFIED_PROJECTOR = "gemma4uv"  # by which a GGUF of the 12B model is known
-SOURCE = prefixed(("model.language_model.", "model."))
+SOURCE = prefixed(("model.language_model.", "model.", "language_model.model."))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mtmd.base.errors import ModelError
 from mtmd.kernels import ops
-from mtmd.kernels.checkpoint.canonical import Parameter, Stored
+from mtmd.kernels.checkpoint.canonical import Parameter, Stored, channels_last
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, Settings
 from mtmd.kernels.graph import Node, Shape
 from mtmd.kernels.layers import Weights
@@ -23,6 +23,7 @@ from mtmd.llm.inputs import TextInputs
 from mtmd.llm.state import ConvWindow, DeltaState
 
 LINEAR, FULL = KINDS = ("linear_attention", "full_attention")
+MLX = "language_model.model."  # names of MLX's files begin so: norms and kernels lie otherwise
 L2_EPS = 1e-6  # as in flash-linear-attention
 
 
@@ -68,20 +69,18 @@ class DeltaNet:
         channels, taps = self._channels, self.taps
 
         def named(
-            name: str,
-            shape: Shape,
-            convert: Callable[[Tensor], Tensor] | None,
-            stored: Shape | None = None,
-            runs: int = 0,
+            name: str, shape: Shape, convert: Callable[[Tensor], Tensor] | None, runs: int = 0
         ) -> Parameter:
             names = tuple(source + name for source in sources)
-            rows = stored is None and len(shape) > 1
-            return Parameter(shape, names, stored, convert, picks_rows=rows, runs=runs)
+            return Parameter(shape, names, convert=convert, picks_rows=len(shape) > 1, runs=runs)
 
+        kernels = [
+            Stored((f"{source}conv1d.weight",), (channels, 1, taps), self._conv_layout)
+            for source in sources
+        ]
+        others = [channels_last(k) for k in kernels if k.names[0].startswith(MLX)]
         parameters = {
-            f"{at}.ssm_conv1d.weight": named(
-                "conv1d.weight", (channels, taps), self._conv_layout, (channels, 1, taps)
-            ),
+            f"{at}.ssm_conv1d.weight": Parameter((channels, taps), (), others=(*kernels, *others)),
             f"{at}.ssm_a": named("A_log", (self.heads,), lambda a: self._layout(-a.float().exp())),
             f"{at}.ssm_dt.bias": named("dt_bias", (self.heads,), self._layout),
             f"{at}.ssm_norm.weight": named("norm.weight", (self.value,), None),

@@ -5,14 +5,14 @@ gated attention (arXiv:2505.06708), and SwiGLU or experts with a shared one.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from mtmd.base.errors import ModelError
 from mtmd.kernels import ops
-from mtmd.kernels.checkpoint.canonical import Parameter, plus_one
+from mtmd.kernels.checkpoint.canonical import Parameter, Stored, plus_one
 from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary, rope_settings, turning_dims
 from mtmd.kernels.checkpoint.settings import MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.graph import Node, WeightSource
@@ -34,6 +34,7 @@ from mtmd.llm.experts import Experts, expert_parameters, read_experts
 from mtmd.llm.families.qwen3_next.delta_net import (
     FULL,
     LINEAR,
+    MLX,
     DeltaNet,
     gguf_delta_net,
     read_delta_net,
@@ -51,7 +52,7 @@ from mtmd.llm.parameters import (
 )
 from mtmd.llm.state import KV, State
 
-PREFIXES = ("model.language_model.", "model.")
+PREFIXES = ("model.language_model.", "model.", MLX)
 # What transformers takes for keys that a config.json leaves out, by model_type.
 COMMON: dict[str, Any] = {
     "num_attention_heads": 16,
@@ -143,6 +144,7 @@ class Qwen3NextText:
         parameters = decoder_parameters(
             source, layers, vocabulary=self.vocabulary, width=width, tied=self.tied, norms=plus_one
         )
+        parameters = {name: _norm_of_mlx(one) for name, one in parameters.items()}
         for layer, kind in enumerate(self.kinds):
             at, theirs = f"blk.{layer}", f"layers.{layer}."
             if kind == LINEAR:
@@ -252,6 +254,15 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
             i for i in range(layers) if f"blk.{i}.ffn_gate_inp.weight" not in names
         ],
     }
+
+
+def _norm_of_mlx(norm: Parameter) -> Parameter:
+    """A parameter that MLX has as it is applied, where other files leave 1 out."""
+    if norm.convert is not plus_one:
+        return norm
+    mlx = [name for name in norm.sources if name.startswith(MLX)]
+    others = tuple(Stored((name,), norm.shape) for name in mlx)
+    return replace(norm, sources=tuple(n for n in norm.sources if n not in mlx), others=others)
 
 
 def read(given: Settings) -> Qwen3NextText:

@@ -156,6 +156,7 @@ def test_names_of_published_checkpoints() -> None:
     assert result["v.blk.0.attn_qkv.weight"].sources == (
         "model.visual.blocks.0.attn.qkv.weight",
         "visual.blocks.0.attn.qkv.weight",
+        "vision_tower.blocks.0.attn.qkv.weight",
     )
     assert {n for n in result if n.endswith(".bias")} == {
         "v.patch_embd.bias",

@@ -198,9 +198,11 @@ def test_tensor_names() -> None:
         read("llava", {"num_hidden_layers": 1}).parameters(),
     )
     assert merged["v.blk.0.ffn_gate.weight"].sources == tuple(
-        f"{prefix}{tower}.transformer.layers.0.feed_forward.gate_proj.weight"
-        for tower in ("vision_tower", "vision_encoder")
-        for prefix in ("", "model.")
+        f"{prefix}.transformer.layers.0.feed_forward.gate_proj.weight"
+        for prefix in (
+            *("vision_tower", "model.vision_tower", "vision_encoder", "model.vision_encoder"),
+            "vision_tower.vision_model",  # mlx-vlm's
+        )
     )
     assert set(plain) - set(merged) == {"mm.1.bias", "mm.2.bias"}
     assert set(merged) - set(plain) == {"mm.input_norm.weight", "mm.patch_merger.weight"}
