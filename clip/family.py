@@ -34,7 +34,7 @@ class Entry:
 
 # How pictures and videos are cut is for the program that reads the file; what a vocabulary calls
 # them stands in the decoder's, and whether there are ears, too, is no matter of the eyes.
-NOT_IN_GGUF = ("resolution", "video", "bidirectional", "marks", "hears")
+NOT_IN_GGUF = ("resolution", "video", "bidirectional", "marker", "marks", "hears")
 FAMILIES = (
     Entry("mtmd.clip.families.gemma3", ("gemma3",), ("gemma3",), ("gemma3",)),
     Entry("mtmd.clip.families.paligemma", ("paligemma",), ties=("paligemma",)),

@@ -20,7 +20,7 @@ from mtmd.clip.blocks import (
 )
 from mtmd.clip.resolution.closest_grid import (
     StretchedTiling,
-    read_least_scaled_tiling,
+    read_canvas_tiling,
     read_stretched_tiling,
 )
 from mtmd.clip.resolution.resolution import ImagePlan
@@ -151,7 +151,7 @@ def read(top: Settings, image: Settings) -> AyaVision:
             f"alignment_intermediate_size {inner} do not fit together; expected a grid of patches "
             "that divides into groups, and an even size"
         )
-    read_tiling = read_least_scaled_tiling if command else read_stretched_tiling
+    read_tiling = read_canvas_tiling if command else read_stretched_tiling
     return AyaVision(
         vit=vit,
         patch=patch,

@@ -30,7 +30,7 @@ from mtmd.clip.resolution.smart_resize import (
 )
 from mtmd.clip.video.family import ClipShape, group_times
 from mtmd.clip.video.pairs import AllFrames, PairedFrames, check_limits, read_limits, read_pairs
-from mtmd.clip.video.rules import EveryInterval, FrameRule
+from mtmd.clip.video.rules import ByLength, EveryInterval, FrameRule
 from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
@@ -46,6 +46,8 @@ SIZE = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}  # transfor
 IMAGE_TOKEN = "<|image|>"
 OCR = "glm_ocr_vision"
 CLIP_PIXELS = 112 * 112, 28 * 28 * 2 * 30000  # of all frames; transformers' defaults
+# Frames a second of GLM-4.6V, by the most seconds of a clip, and how many at most
+RATES, MAX_FRAMES = ((30, 6.0), (300, 2.0), (2400, 1.0)), 640
 GGUF_TOKENS = 8, 6144  # the limits of the published checkpoint; GGUF files do not say
 
 
@@ -270,21 +272,19 @@ def read(top: Settings, image: Settings) -> Glm4Vision:
         side=c.count("image_size", 336) // patch,
         rotary=read_grid_rotary(c, width, heads),
         resolution=resolution,
-        video=_read_video(image.part("video_processor"), patch, merge)
-        if _by_interval(top, image.part("video_processor"))
-        else None,  # the others choose frames by another rule
+        video=None
+        if ocr
+        else _read_video(
+            image.part("video_processor"), patch, merge, top.get("model_type", "glm4v") == "glm46v"
+        ),
     )
 
 
-def _by_interval(top: Settings, video: Settings) -> bool:
-    """Return whether frames are chosen as for GLM-4.1V: GLM-4.5V's are, not those of GLM-4.6V,
-    which has the same model_type.
+def _read_video(video: Settings, patch: int, merge: int, later: bool) -> PairedFrames:
+    """`later`: it is GLM-4.6V's, as its settings may say, too, where the model is a mixture of
+    experts and has the model_type of GLM-4.5V.
     """
-    later = video.get("video_processor_type", "") == "Glm46VVideoProcessor"
-    return top.get("model_type", "glm4v") in ("glm4v", "glm4v_moe") and not later
-
-
-def _read_video(video: Settings, patch: int, merge: int) -> PairedFrames:
+    later = later or video.get("video_processor_type", "") == "Glm46VVideoProcessor"
     factor, normalize, resample = read_pairs(video, patch=patch, merge=merge)
     minimum, maximum = read_limits(video, CLIP_PIXELS)
     check_limits(video, minimum, maximum, factor)
@@ -294,10 +294,14 @@ def _read_video(video: Settings, patch: int, merge: int) -> PairedFrames:
         limits=AllFrames(minimum, maximum, even=True),
         normalize=normalize,
         resample=resample,
-        rule=FrameRule(EveryInterval(video.number("fps", 2.0), longest)),
+        rule=FrameRule(
+            ByLength(RATES, MAX_FRAMES)
+            if later
+            else EveryInterval(video.number("fps", 2.0), longest)
+        ),
         markers=("<|video|>",),
         token=IMAGE_TOKEN,
-        write=_write,
+        write=_write_tenths if later else _write,
     )
 
 
@@ -305,6 +309,12 @@ def _write(video: Video, shape: ClipShape) -> str:
     """Each group before the second in which it begins."""
     tokens = f"<|begin_of_image|>{IMAGE_TOKEN * shape.tokens}<|end_of_image|>"
     return "".join(f"{tokens}{int(first)}" for first, _ in group_times(video, shape))
+
+
+def _write_tenths(video: Video, shape: ClipShape) -> str:
+    """Each group before the time at which it begins."""
+    tokens = f"<|begin_of_image|>{IMAGE_TOKEN * shape.tokens}<|end_of_image|>"
+    return "".join(f"{tokens}{first:.1f} seconds" for first, _ in group_times(video, shape))
 
 
 def _names(name: str) -> tuple[str, ...]:

@@ -218,7 +218,7 @@ def to_gguf(family: InternVision) -> GgufTower:
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what config.json and the image processor's settings would say; older files leave out
-    the number of tiles.
+    the number of tiles. Which model it is the chat template tells, by what it writes for a picture.
     """
     vision, size, factor = (
         blocks.gguf_vit(keys),
@@ -231,7 +231,10 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
         "attention_bias": "v.blk.0.attn_q.bias" in shapes,
         "use_qk_norm": "v.blk.0.attn_q_norm.weight" in shapes,
     }
+    template = keys.get("chat_template", "")
+    kinds = (kind for kind, written in PLACEHOLDERS.items() if written in template)
     config = {
+        "model_type": "internvl" if IMAGE_TOKEN in template else next(kinds, "internvl"),
         "vision_config": vision,
         "text_config": {"hidden_size": keys.count("vision.projection_dim")},
         "downsample_ratio": 1 / factor,

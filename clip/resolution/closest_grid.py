@@ -15,7 +15,7 @@ from mtmd.clip.image.pixels import CLIP_MEAN, CLIP_STD, Normalize, Pixels, fused
 from mtmd.clip.image.resize import read_resample, resize
 from mtmd.clip.image.tensor_resize import MODES, resize_tensor
 from mtmd.clip.resolution.resolution import ImagePlan, tile_of
-from mtmd.clip.resolution.sizes import MAX_TILES, Size, closest_grid, cut, least_scaled_grid
+from mtmd.clip.resolution.sizes import MAX_TILES, Size, canvas_grid, closest_grid, cut
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.graph import Type
@@ -135,7 +135,7 @@ def read_stretched_tiling(
     )
 
 
-def read_least_scaled_tiling(image: Settings, side: int, tile_tokens: int) -> StretchedTiling:
+def read_canvas_tiling(image: Settings, side: int, tile_tokens: int) -> StretchedTiling:
     """Read it as `read_stretched_tiling`, for a processor that chooses the grid which scales a
     picture least, from one tile on, cuts if `crop_to_patches`, and resizes tensors.
     """
@@ -146,6 +146,6 @@ def read_least_scaled_tiling(image: Settings, side: int, tile_tokens: int) -> St
         maximum=tiling.maximum if image.flag("crop_to_patches", True) else 1,
         normalize=fused(tiling.normalize),
         resample=read_resample(image, 3, MODES),
-        closest=least_scaled_grid,
+        closest=canvas_grid,
         scale=resize_tensor,
     )

@@ -42,7 +42,7 @@ def closest_grid(size: Size, grids: Sequence[Size], tile: int) -> Size:
     return best
 
 
-def least_scaled_grid(size: Size, grids: Sequence[Size], tile: int) -> Size:
+def canvas_grid(size: Size, grids: Sequence[Size], tile: int) -> Size:
     """The grid (columns, rows) into which a picture fits with the least enlargement, or, where it
     fits into none, with the least reduction; of equal ones the first (transformers'
     Cohere2VisionImageProcessor).

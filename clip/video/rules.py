@@ -116,6 +116,42 @@ class EveryInterval:
 
 
 @dataclass(frozen=True)
+class ByLength:
+    """Frames at a rate that the length of a clip decides: `rates` a second in clips of up to so
+    many seconds, the last in those that are longer, and at most `maximum` of them (transformers'
+    Glm46VVideoProcessor, which takes no other rate; one that is asked for is taken as by
+    `EveryInterval`).
+    """
+
+    rates: tuple[tuple[float, float], ...]
+    maximum: int
+
+    def __call__(self, clip: VideoFacts, fps: float | None, maximum: int | None) -> Sequence[int]:
+        longest = self.rates[-1][0]
+        if fps is not None:
+            return EveryInterval(fps, longest)(clip, fps, maximum)
+        seconds, last = min(clip.seconds, longest), clip.frames - 1
+        rate = next(rate for limit, rate in self.rates if seconds <= limit)
+        count = min(int(seconds * rate), self.maximum)
+        if clip.frames < count:
+            return range(clip.frames)
+        picked, time, each = list[int](), 0.0, 1 / clip.fps
+        index = 0
+        while index <= last and len(picked) <= count:
+            if index * each >= time:
+                picked.append(index)
+                time += 1 / rate
+                if time >= int(clip.seconds):
+                    break
+                index = max(index, int(time / each) - 2)  # frames in between are before that time
+            index += 1
+        ends = (0, last) if len(picked) > count else (picked[0], picked[-1])
+        if len(picked) != count:
+            picked = [int(i) for i in np.linspace(*ends, count, dtype=int)]
+        return picked
+
+
+@dataclass(frozen=True)
 class EachSecond:
     """The first frame of each second; of clips with more than `maximum` of them as many frames,
     evenly spaced among those of each tenth of a second (transformers' MiniCPMV4_6VideoProcessor).

@@ -59,6 +59,7 @@ MORE = [
         "internvl3_5",
         "minicpmv4_6",
         "paddleocr_vl",
+        "qianfan_ocr",
         "qwen2_5_omni",
         "lighton_ocr",
     )

@@ -8,6 +8,7 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -229,3 +230,24 @@ def test_a_gguf_of_the_published_one() -> None:
     assert gguf_vision_family(
         "glm4v", keys, {"v.blk.0.attn_qkv.bias": (4608,)}, "mmproj.gguf"
     ) == read(published, attention_bias=True)
+
+
+def test_videos_of_glm46v() -> None:
+    """Its model_type says so, or, of a mixture of experts, its video processor."""
+    from mtmd.clip.video.rules import ByLength
+    from mtmd.clip.video.video import Video, VideoFacts
+
+    named = {"video_processor": {"video_processor_type": "Glm46VVideoProcessor"}}
+    for kind, image in (("glm46v", {}), ("glm4v_moe", named)):
+        family = vision_family(
+            kind, Settings({}, "config.json"), Settings(image, "preprocessor_config.json")
+        )
+        assert family.video is not None and isinstance(family.video.rule.pick, ByLength)
+    frames = np.zeros((4, 56, 56, 3), np.uint8)
+    video = Video(tuple(frames), (0, 5, 10, 15), (0, 0.5, 1, 1.5), VideoFacts(20, 10, 2, 56, 56))
+    shape = family.video.shape(56, 56, 4)
+    pictures = "<|image|>" * shape.tokens
+    expected = [
+        f"<|begin_of_image|>{pictures}<|end_of_image|>{at} seconds" for at in ("0.0", "1.0")
+    ]
+    assert family.video.prompt(video, shape) == "".join(expected)

@@ -14,7 +14,7 @@ from torchvision_stand_in import torchvision_here
 from mtmd.base.errors import ModelError, OptionError
 from mtmd.clip.resolution.closest_grid import (
     StretchedTiling,
-    read_least_scaled_tiling,
+    read_canvas_tiling,
     read_stretched_tiling,
 )
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
@@ -166,11 +166,11 @@ def test_grids_that_scale_least_are_those_of_the_reference() -> None:
     for _ in range(2000):
         side, maximum = rng.choice((28, 512)), rng.randint(1, 14)
         size = {"size": {"height": side, "width": side}, "max_patches": maximum}
-        tiling = read_least_scaled_tiling(Settings(size, "preprocessor_config.json"), side, 4)
+        tiling = read_canvas_tiling(Settings(size, "preprocessor_config.json"), side, 4)
         width, height = (
             rng.choice((rng.randint(1, 4000), side * rng.randint(1, 6))) for _ in range(2)
         )
         expected = get_optimal_tiled_canvas((height, width), (side, side), 1, maximum)
         assert tiling.choose((width, height))[0] == expected, (width, height, side, maximum)
     whole = Settings({**size, "crop_to_patches": False}, "preprocessor_config.json")
-    assert read_least_scaled_tiling(whole, side, 4).choose((4000, 3000)) == ((1, 1), ())
+    assert read_canvas_tiling(whole, side, 4).choose((4000, 3000)) == ((1, 1), ())

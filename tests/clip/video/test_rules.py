@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from torchvision_stand_in import torchvision_here
 
+from mtmd.clip.families.glm4v import MAX_FRAMES, RATES
 from mtmd.clip.video.choose import MAXIMUM
 from mtmd.clip.video.rules import (
     Beginnings,
+    ByLength,
     EachSecond,
     EveryInterval,
     FirstToLast,
@@ -94,10 +96,16 @@ def each_second(video: VideoFacts, fps: float, maximum: int) -> Chosen:  # noqa:
     return requested(processor, video, max_num_frames=maximum)
 
 
+def by_length(video: VideoFacts, fps: float, maximum: int) -> Chosen:  # noqa: ARG001
+    result = requested(reference("glm46v", "Glm46VVideoProcessor"), video)
+    return result and list(dict.fromkeys(result))
+
+
 WAYS: dict[str, tuple[Callable[..., Chosen], Callable[[int], Any], tuple[str, ...]]] = {
     "whole groups": (whole_groups, lambda _: WholeGroups(2.0, 4, 768, 2), ("fps", "max_frames")),
     "first to last": (first_to_last, lambda _: FirstToLast(2.0, 4, 768), ("fps", "max_frames")),
     "every interval": (every_interval, lambda maximum: EveryInterval(2.0, maximum), ("fps",)),
+    "by length": (by_length, lambda _: ByLength(RATES, MAX_FRAMES), ()),
     "without ends": (without_ends, lambda _: WithoutEnds(1.0, 64), ("fps", "max_frames")),
     "middles": (middles, Middles, ()),
     "middles, at a rate": (middles_at_a_rate, lambda _: Middles(8), ("fps",)),

@@ -63,7 +63,7 @@ MORE = (
     "idefics2",
 )
 # Files that say less than the folder: what the template writes for a picture, how many tiles.
-FOLDER_ALONE = ("qianfan_ocr", "granite_vision", "cohere2_vision")
+FOLDER_ALONE = ("granite_vision", "cohere2_vision")
 HOME = {p.parent.name: p.parent for p in GOLDEN.glob("*/expected.json")} | {
     name: SHARED / "golden_more" / name
     for name in MORE
