@@ -240,7 +240,9 @@ def test_videos_of_glm46v() -> None:
     named = {"video_processor": {"video_processor_type": "Glm46VVideoProcessor"}}
     for kind, image in (("glm46v", {}), ("glm4v_moe", named)):
         family = vision_family(
-            kind, Settings({}, "config.json"), Settings(image, "preprocessor_config.json")
+            kind,
+            Settings({"model_type": kind}, "config.json"),
+            Settings(image, "preprocessor_config.json"),
         )
         assert family.video is not None and isinstance(family.video.rule.pick, ByLength)
     frames = np.zeros((4, 56, 56, 3), np.uint8)
