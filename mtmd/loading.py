@@ -17,6 +17,7 @@ from mtmd.checkpoint.adapters import with_adapters
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.headers import fetch_headers
 from mtmd.checkpoint.hub import DEMO_NAME, check_name, is_demo, resolve_model
+from mtmd.checkpoint.ollama_defaults import with_ollama_defaults
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.loaded.fitting.context import check_length
@@ -96,9 +97,11 @@ def _opened(
     _check_ahead(str(model), projector, settings)
     result = resolve_model(model, progress)
     is_local = Path(model).expanduser().exists()  # else the folder is named by a hash
-    return open_checkpoint(
-        result.path, projector or result.projector, template
-    ), None if is_local else str(model)
+    checkpoint = open_checkpoint(result.path, projector or result.projector, template)
+    if result.stored:
+        system, parameters = result.stored.system, result.stored.parameters
+        checkpoint = with_ollama_defaults(checkpoint, system, parameters, str(model))
+    return checkpoint, None if is_local else str(model)
 
 
 def _check_ahead(model: str, projector: Path | None, settings: LoadOptions) -> None:

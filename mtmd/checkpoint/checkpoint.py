@@ -60,7 +60,8 @@ class Checkpoint:
     general.file_type, -1 where there is none. `adapters` in the order in which they were given.
     `sampling`: how its files recommend to choose tokens. `notes` say where the files contradict
     themselves, and how they are read. `weights`: the mixture that the decoder is quantized to when
-    it is read, "" where it is as stored.
+    it is read, "" where it is as stored. `system`: what conversations begin with that have no
+    system message of their own.
     """
 
     folder: Path
@@ -79,6 +80,7 @@ class Checkpoint:
     sampling: ModelSampling = NOTHING_RECOMMENDED
     notes: tuple[str, ...] = ()
     weights: str = ""
+    system: str = ""
     adapters: tuple[ModelAdapter, ...] = ()
     audio: AudioFamily | None = None
     audio_weights: CanonicalWeights | None = None

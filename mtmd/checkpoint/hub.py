@@ -8,14 +8,14 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mtmd.base.errors import ModelError
 from mtmd.base.spelling import nearest_path
 from mtmd.checkpoint.file_names import PART, WEIGHTS, is_projector
-from mtmd.checkpoint.stores import find, is_store_name
+from mtmd.checkpoint.stores import StoredModel, find, is_store_name
 from mtmd.kernels.checkpoint.magic import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -49,10 +49,13 @@ _DRIVE = re.compile(r"[A-Za-z]:[/\\]")
 
 @dataclass(frozen=True)
 class Result:
-    """A checkpoint folder, or a GGUF file and its projector where that is known."""
+    """A checkpoint folder, or a GGUF file and its projector where that is known; `stored`: what
+    another program's store has of it.
+    """
 
     path: Path
     projector: Path | None = None
+    stored: StoredModel | None = field(default=None, compare=False)
 
 
 def resolve_model(
@@ -75,7 +78,7 @@ def resolve_model(
     text = os.fspath(model)
     if is_store_name(text):
         stored = find(text)
-        return Result(stored.path, stored.projector)
+        return Result(stored.path, stored.projector, stored)
     if check_name(text):
         return Result(Path(text).expanduser())
     result = parse_name(text)

@@ -32,6 +32,17 @@ _GGUF_NAMES = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
+# Ollama's (docs/modelfile.md), and those that say how it runs the model and nothing of the text
+_OLLAMA_NAMES = {
+    **{name: name for name in DRAWING},
+    "repeat_penalty": "repetition_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+}
+_OLLAMA_OF_NO_MATTER = {
+    *("num_keep", "num_gpu", "num_thread", "num_batch", "main_gpu", "use_mmap", "use_mlock"),
+    *("low_vram", "f16_kv", "numa", "vocab_only", "logits_all"),
+}
 _OFF: dict[str, Any] = {  # what each means where it says nothing
     "top_k": 0,
     "top_p": 1.0,
@@ -51,9 +62,12 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guidance_scale": (1,),
     "length_penalty": (1,),
     "penalty_last_n": (-1,),  # all of the text, as the penalty here counts
+    "repeat_last_n": (-1,),
+    "num_predict": (-1, -2),  # until the answer ends, and until the context is full
+    "tfs_z": (1,),
     "max_length": (20,),  # transformers', which means that none was chosen
 }
-_LENGTHS = ("max_new_tokens", "max_length")
+_LENGTHS = ("max_new_tokens", "max_length", "num_predict")
 # Settings that say how transformers computes or what it returns, and nothing of the text.
 _OF_NO_MATTER = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),
@@ -73,6 +87,7 @@ _PART_OF = {
     "mirostat_eta": "mirostat",
     "xtc_threshold": "xtc_probability",
     "penalty_last_n": "penalty_repeat",
+    "repeat_last_n": "repeat_penalty",
 }
 
 
@@ -114,6 +129,11 @@ def of_gguf(metadata: Mapping[str, Any], where: str) -> ModelSampling:
     if keys.get("penalty_last_n") == 0:  # the penalty counts no token at all
         keys = {n: v for n, v in keys.items() if n not in ("penalty_repeat", "penalty_last_n")}
     return _made(f"{GGUF_KEYS}* of {where}", keys, _GGUF_NAMES, None, [], set())
+
+
+def of_ollama(values: Mapping[str, Any], source: str) -> ModelSampling:
+    """Return what the parameters of a model in Ollama's store recommend."""
+    return _made(source, values, _OLLAMA_NAMES, None, [], _OLLAMA_OF_NO_MATTER)
 
 
 def gguf_sampling(sampling: ModelSampling) -> dict[str, Any]:
@@ -193,7 +213,9 @@ def _left(values: Mapping[str, Any], names: list[str], result: Mapping[str, Any]
         value = values[name]
         other = _PART_OF.get(name)
         is_part = other is not None and (
-            other not in names if other != "penalty_repeat" else "repetition_penalty" not in result
+            "repetition_penalty" not in result
+            if other in ("penalty_repeat", "repeat_penalty")
+            else other not in names
         )
         is_off = other in values and _is_neutral(str(other), values[str(other)])
         if _is_neutral(name, value) or is_part or is_off:
@@ -205,6 +227,10 @@ def _left(values: Mapping[str, Any], names: list[str], result: Mapping[str, Any]
 
 _REASONS = {
     "penalty_last_n": "the penalty counts all of the text",
+    "repeat_last_n": "the penalty counts all of the text",
+    "num_ctx": "the context is chosen when a model is loaded",
+    "seed": "an answer has a seed of its own unless one is given",
+    "stop": "they are no special tokens; stop texts can be given with a request",
     "sequence": "the order here is temperature, top_k, top_p, min_p",
 }
 

@@ -43,7 +43,8 @@ _PART = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
 class StoredModel:
     """`name` is what loads it; `path` its decoder's GGUF or its checkpoint folder; `projector` the
     GGUF of its eyes where that is a file of its own. `bytes` of all files; `last_used` seconds
-    since 1970; `whole`: every file that its manifest names is there.
+    since 1970; `whole`: every file that its manifest names is there. `system`, `parameters`:
+    Ollama's files of defaults.
     """
 
     name: str
@@ -52,6 +53,8 @@ class StoredModel:
     bytes: int
     last_used: float
     whole: bool
+    system: Path | None = None
+    parameters: Path | None = None
 
 
 def is_store_name(model: str) -> bool:
@@ -198,7 +201,11 @@ def _read_ollama(folder: Path, manifest: Path, model: str) -> StoredModel:
             f"`ollama pull {model.partition(':')[2]}` fetches it"
         )
     projector = projectors[0] if projectors else None
-    return StoredModel(model, decoders[0], projector, size, _last_used(decoders[0]), whole)
+    used = _last_used(decoders[0])
+    system, parameters = (next(iter(layers.get(kind, [])), None) for kind in ("system", "params"))
+    return StoredModel(
+        model, decoders[0], projector, size, used, whole, system=system, parameters=parameters
+    )
 
 
 def _layers(manifest: Path, model: str) -> list[dict[str, Any]]:

@@ -190,6 +190,16 @@ def with_system(messages: Sequence[Message], system: str | None) -> list[Message
     return [{"role": "system", "content": system}, *messages]
 
 
+def with_own_system(messages: Sequence[Message], system: str) -> Sequence[Message]:
+    """The conversation, with the model's own `system` before it unless it has one."""
+    begins = messages[0] if isinstance(messages, Sequence) and messages else None
+    if not system or not isinstance(begins, Mapping):
+        return messages  # what is no conversation is refused by who reads it
+    if begins.get("role") in ("system", "developer"):
+        return messages
+    return [{"role": "system", "content": system}, *messages]
+
+
 def read_conversation(
     messages: Sequence[Message],
     seal: Callable[[str], str],

@@ -22,7 +22,13 @@ from mtmd.llm.tokenizer.control_tokens import SEAL
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.prompt.audio_input import load_audio
 from mtmd.prompt.bridge import Bridge, Prepared, PreparedAudio, PreparedVideo, Shown, Single, flat
-from mtmd.prompt.conversation import Conversation, Message, RawPrompt, read_conversation
+from mtmd.prompt.conversation import (
+    Conversation,
+    Message,
+    RawPrompt,
+    read_conversation,
+    with_own_system,
+)
 from mtmd.prompt.conversation_text import ConversationText
 from mtmd.prompt.fetch_url import RemoteMedia
 from mtmd.prompt.load_image import load_image, load_isolated
@@ -124,6 +130,7 @@ class Prompts:
         take, and ImageError.
         """
         loaded = self._loaded
+        messages = with_own_system(messages, loaded.checkpoint.system)
         conversation = read_conversation(messages, loaded.checkpoint.tokenizer.seal, *self._loaders)
         counts = {"image": len(conversation.pictures), "video": len(conversation.videos)}
         given = [f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n]

@@ -91,6 +91,66 @@ def test_a_model_of_ollama_answers_in_place(home: Path, made: tuple[Path, Path])
         assert ours == theirs
 
 
+def test_defaults_of_ollama(home: Path, made: tuple[Path, Path], mtmd: Any) -> None:
+    """Its system prompt begins conversations that have none, its parameters are the model's."""
+    parameters = {
+        "temperature": 0.7,
+        "top_k": 64,
+        "repeat_penalty": 1.1,
+        "repeat_last_n": 64,
+        "min_p": 7,
+        "num_ctx": 4096,
+        "num_gpu": 3,
+        "num_predict": 128,
+        "stop": ["<end_of_turn>", "User:"],
+    }
+    pulled(
+        home / ".ollama" / "models",
+        "registry.ollama.ai/library/told/latest",
+        ("model", made[0]),
+        ("system", b"You are a pirate.\n"),
+        ("params", json.dumps(parameters).encode()),
+    )
+    turn = {"role": "user", "content": "Hello"}
+    with load("ollama:told", dtype="fp32") as model, load(made[0], dtype="fp32") as plain:
+        sampling = model.sampling
+        assert sampling.values == {"temperature": 0.7, "top_k": 64, "repetition_penalty": 1.1}
+        assert sampling.source == "the parameters of ollama:told"
+        assert sampling.length == ("num_predict 128",)
+        assert [text.partition(" ")[0] for text in sampling.unused] == [
+            *("min_p", "repeat_last_n", "num_ctx", "stop")
+        ]
+        prompt = model.prompts.rendered([turn])
+        told = {"role": "system", "content": "You are a pirate."}
+        assert prompt == plain.prompts.rendered([told, turn])
+        other = {"role": "system", "content": "Be brief."}
+        assert model.prompts.rendered([other, turn]) == plain.prompts.rendered([other, turn])
+        assert plain.prompts.rendered([turn]) != prompt
+        answer = model.answer(prompt="Hello", max_tokens=2, sampling="model")
+        (note,) = answer.receipt.model_notes
+        assert note.endswith("for conversations without one: You are a pirate.")
+        assert answer.receipt.sampling["top_k"].value == 64
+    shown = mtmd("info", "-m", "ollama:told").out
+    assert "You are a pirate." in shown and "temperature 0.7" in shown
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "told"),
+    [
+        ("system", b"\xff\xfe", "is no text of at most 1 MiB"),
+        ("params", b"[1]", "holds no JSON object of parameters"),
+        ("params", b"[" * 100_000, "holds no JSON object of parameters"),
+    ],
+)
+def test_wrong_defaults_of_ollama(
+    home: Path, made: tuple[Path, Path], kind: str, data: bytes, told: str
+) -> None:
+    store = home / ".ollama" / "models"
+    pulled(store, "registry.ollama.ai/library/w/latest", ("model", made[0]), (kind, data))
+    with pytest.raises(ModelError, match=told):
+        load("ollama:w")
+
+
 def test_where_ollama_keeps_models_can_be_said(
     home: Path, made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
