@@ -13,8 +13,7 @@ from mtmd.kernels.cpu import matmul
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
 from mtmd.kernels.ops.image import patch_embed, pool2d
-from mtmd.kernels.ops.norm import layer_norm, rms_norm
-from mtmd.kernels.ops.rope import rope
+from mtmd.kernels.ops.norm import layer_norm
 from mtmd.kernels.resources.result_memory import new_result
 
 LARGE = 4 << 20  # bytes of what is read, from which on it is worth it
@@ -25,11 +24,6 @@ def _small(x: Type, *others: Type | None, **attrs: Any) -> str | None:  # noqa: 
     """None if it is worth it, else why not."""
     if not x.is_contiguous:
         return "x is not contiguous"
-    return _few(x)
-
-
-def _few(x: Type, *others: Type | None, **attrs: Any) -> str | None:  # noqa: ARG001
-    """Do the same for an op that takes any strides."""
     return f"{x.bytes} bytes; the kernel is for {LARGE} on" if x.bytes < LARGE else None
 
 
@@ -44,21 +38,6 @@ def _layer_norm(x: Tensor, *weights: Tensor | None, eps: float) -> Tensor:
     rows, results = x.view(-1, x.shape[-1]), out.view(-1, x.shape[-1])
     for part in _parts(len(rows), x.nbytes):
         results[part] = layer_norm.reference(rows[part], *weights, eps=eps)
-    return out
-
-
-def _rms_norm(x: Tensor, *weights: Tensor | None, eps: float) -> Tensor:
-    out = new_result(*x.shape, dtype=x.dtype)
-    rows, results = x.view(-1, x.shape[-1]), out.view(-1, x.shape[-1])
-    for part in _parts(len(rows), x.nbytes):
-        results[part] = rms_norm.reference(rows[part], *weights, eps=eps)
-    return out
-
-
-def _rope(x: Tensor, table: Tensor, **attrs: Any) -> Tensor:
-    out = new_result(*x.shape, dtype=x.dtype)
-    for part in _parts(len(table), x.nbytes):
-        out[..., part, :, :] = rope.reference(x[..., part, :, :], table[part], **attrs)
     return out
 
 
@@ -96,16 +75,6 @@ def _of_layer_norm(x: Type, *weights: Type | None, eps: float) -> int:  # noqa: 
     return _values(x, x.count // x.shape[-1]) * x.dtype.itemsize
 
 
-def _of_rms_norm(x: Type, *weights: Type | None, eps: float) -> int:  # noqa: ARG001
-    """A block in fp32, thrice."""
-    return _values(x, x.count // x.shape[-1]) * 12
-
-
-def _of_rope(x: Type, table: Type, **attrs: Any) -> int:  # noqa: ARG001
-    """A block in fp32, thrice, and products of its halves."""
-    return _values(x, table.shape[0]) * (16 if x.dtype.itemsize == 2 else 12)
-
-
 def _of_patches(pixels: Type, w: Type, b: Type | None = None) -> int:  # noqa: ARG001
     """The patches and embeddings of a block, and the weight as it may be packed."""
     size, (batch, channels, height, width) = w.shape[-1], pixels.shape
@@ -126,7 +95,5 @@ def _of_pool(x: Type, *, grid: tuple[int, int], kernel: int) -> int:
 
 
 LAYER_NORM = Kernel(_layer_norm, _small, _of_layer_norm)
-RMS_NORM = Kernel(_rms_norm, _small, _of_rms_norm)
 PATCH_EMBED = Kernel(_patch_embed, _small, _of_patches)
-ROPE = Kernel(_rope, _few, _of_rope)
 POOL = Kernel(_pool2d, _small, _of_pool)

@@ -12,6 +12,7 @@ from mtmd.kernels.cpu import (
     kv_store,
     matmul,
     moe,
+    native_rows,
     quant_matmul,
     short_conv,
     tiled_attention,
@@ -23,6 +24,7 @@ from mtmd.kernels.kernel import Kernel, types_of
 # By op, in order of preference: the first that does not reject runs the node; without one, the op's
 # reference does.
 KERNELS: dict[str, tuple[Kernel, ...]] = {
+    "add": (native_rows.ADD,),
     "attention": (tiled_attention.KERNEL, attention.KERNEL),
     "conv2d": (conv2d.KERNEL,),
     "gated_delta": (gated_delta.KERNEL,),
@@ -35,8 +37,8 @@ KERNELS: dict[str, tuple[Kernel, ...]] = {
     "moe": (moe.KERNEL,),
     "patch_embed": (by_rows.PATCH_EMBED,),
     "pool2d": (by_rows.POOL,),
-    "rms_norm": (by_rows.RMS_NORM,),
-    "rope": (by_rows.ROPE,),
+    "rms_norm": (native_rows.RMS_NORM,),
+    "rope": (native_rows.ROPE,),
     "silu": (activation.SILU,),
     "silu_mul": (activation.SILU_MUL,),
     "short_conv": (short_conv.KERNEL,),

@@ -338,38 +338,6 @@ def name_of(node: Node) -> str:
     return DTYPES[node.dtype]
 
 
-def leading(shape: Sequence[int], *strides: Sequence[int]) -> tuple[list[int], list[list[int]]]:
-    """Dimensions as few as all operands allow: those of size 1 are left out, neighbours that lie
-    one after the other in each are one. Shape and each operand's strides.
-    """
-    sizes: list[int] = []
-    result: list[list[int]] = [[] for _ in strides]
-    for i, size in enumerate(shape):
-        if size == 1:
-            continue
-        if sizes and all(f[-1] == s[i] * size for f, s in zip(result, strides, strict=True)):
-            sizes[-1] *= size
-            for f, s in zip(result, strides, strict=True):
-                f[-1] = s[i]
-            continue
-        sizes.append(size)
-        for f, s in zip(result, strides, strict=True):
-            f.append(s[i])
-    return sizes, result
-
-
-def two_level(
-    shape: Sequence[int], *strides: Sequence[int]
-) -> tuple[int, int, list[tuple[int, int]]] | None:
-    """Rows as outer times inner ones and each operand's strides; None where that is not enough."""
-    sizes, result = leading(shape, *strides)
-    if len(sizes) > 2:
-        return None
-    sizes = [1] * (2 - len(sizes)) + sizes
-    pairs = [(0, 0) if not f else (0, f[0]) if len(f) == 1 else (f[0], f[1]) for f in result]
-    return sizes[0], sizes[1], pairs
-
-
 # Rules ----------------------------------------------------------------------------------------
 
 
@@ -391,7 +359,7 @@ def _each_layout(node: Node, inputs: Operands) -> tuple[list[int], list[list[int
     b = inputs[1] if binary else a
     assert b is not None
     out = Type.contiguous(a.shape, node.dtype)  # of a reshape: its elements are in a's order
-    sizes, strides = leading(a.shape, a.type.strides, _broadcast(b.type, a.shape), out.strides)
+    sizes, strides = rows.leading(a.shape, a.type.strides, _broadcast(b.type, a.shape), out.strides)
     if not sizes:
         sizes, strides = [1], [[1], [1], [1]]
     if strides[0][-1] != 1 or strides[1][-1] not in (0, 1):
@@ -462,7 +430,7 @@ def _rejects_norm(low: Lowering, node: Node, inputs: Operands) -> str | None:  #
         return f"a weight in {w.type}"
     if not _dense_rows(x.type) or not node.type.is_contiguous:
         return "rows with gaps"
-    return None if two_level(x.shape[:-1], x.type.strides[:-1]) else "rows in three dimensions"
+    return None if rows.two_level(x.shape[:-1], x.type.strides[:-1]) else "rows in three dimensions"
 
 
 def _emit_norm(low: Lowering, node: Node, inputs: Operands) -> None:
@@ -490,7 +458,7 @@ def _emit_layer_norm(low: Lowering, node: Node, inputs: Operands) -> None:
 def _rows(x: Node, node: Node, last: int = 1) -> tuple[int, int, list[tuple[int, int]]]:
     """Rows of x and of a contiguous result of its shape."""
     out = Type.contiguous(node.shape, node.dtype)
-    result = two_level(x.shape[:-last], x.type.strides[:-last], out.strides[:-last])
+    result = rows.two_level(x.shape[:-last], x.type.strides[:-last], out.strides[:-last])
     assert result is not None
     return result
 
@@ -567,7 +535,7 @@ def _emit_embed(low: Lowering, node: Node, inputs: Operands) -> None:
 def _rejects_take(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
     x = inputs[0]
     assert x is not None
-    whole = len(leading(x.shape[:-2], x.type.strides[:-2])[0]) <= 1
+    whole = len(rows.leading(x.shape[:-2], x.type.strides[:-2])[0]) <= 1
     return None if whole and _dense_rows(x.type) else "rows with gaps"
 
 
@@ -589,7 +557,7 @@ def _take(low: Lowering, node: Node, x: Node, locations: Node, scale: float) -> 
         low.location(locations),
         low.make(node),
     ]
-    _, batches = leading(x.shape[:-2], x.type.strides[:-2])
+    _, batches = rows.leading(x.shape[:-2], x.type.strides[:-2])
     args += [size, size, bits(scale), locations.shape[0], *(batches[0] or [0])]
     units = prod(x.shape[:-2]) * locations.shape[0]
     low.add(address, args, units, max(WORTH // size, 1), node.name)
@@ -598,7 +566,7 @@ def _take(low: Lowering, node: Node, x: Node, locations: Node, scale: float) -> 
 def _take_each(low: Lowering, node: Node, x: Node, locations: Node) -> None:
     """Rows of a single value: columns of what is seen as a matrix."""
     count = locations.shape[0]
-    _, batches = leading(x.shape[:-2], x.type.strides[:-2])
+    _, batches = rows.leading(x.shape[:-2], x.type.strides[:-2])
     args: list[Location] = [low.location(x), x.type.strides[-2], low.location(locations)]
     args += [low.make(node), count, *(batches[0] or [0])]
     units = prod(x.shape[:-2]) * -(-count // rows.BLOCK)
@@ -628,7 +596,7 @@ def _emit_put(low: Lowering, node: Node, inputs: Operands) -> None:
 def _rejects_concat(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
     for part in inputs:
         assert part is not None
-        if len(leading(part.shape, part.type.strides, node.type.strides)[0]) > 3:
+        if len(rows.leading(part.shape, part.type.strides, node.type.strides)[0]) > 3:
             return "strides of more than three dimensions"
         if not _dense_rows(part.type):
             return "rows with gaps"
@@ -639,7 +607,7 @@ def _emit_concat(low: Lowering, node: Node, inputs: Operands) -> None:
     to, axis = low.make(node), node.attrs["axis"]
     for part in inputs:
         assert part is not None
-        sizes, strides = leading(part.shape, part.type.strides, node.type.strides)
+        sizes, strides = rows.leading(part.shape, part.type.strides, node.type.strides)
         fill = 3 - len(sizes)
         sizes = [1] * fill + sizes
         own, out = ([0] * fill + s for s in strides)

@@ -8,6 +8,8 @@ middle (silu_mul, scale), so do these.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mtmd.kernels.cpu.native.emit import F32, I64, Emitter, Value, vec
 
 LANES = 16
@@ -15,6 +17,38 @@ BLOCK = 512  # values of an elementwise unit: 2 KiB, some hundred cycles
 
 UNARY = ("copy", "scale", "clamp", "gelu", "silu", "relu", "sigmoid", "softplus", "softcap")
 BINARY = ("add", "mul", "silu_mul", "gelu_mul")
+
+
+def leading(shape: Sequence[int], *strides: Sequence[int]) -> tuple[list[int], list[list[int]]]:
+    """Dimensions as few as all operands allow: those of size 1 are left out, neighbours that lie
+    one after the other in each are one. Shape and each operand's strides.
+    """
+    sizes: list[int] = []
+    result: list[list[int]] = [[] for _ in strides]
+    for i, size in enumerate(shape):
+        if size == 1:
+            continue
+        if sizes and all(f[-1] == s[i] * size for f, s in zip(result, strides, strict=True)):
+            sizes[-1] *= size
+            for f, s in zip(result, strides, strict=True):
+                f[-1] = s[i]
+            continue
+        sizes.append(size)
+        for f, s in zip(result, strides, strict=True):
+            f.append(s[i])
+    return sizes, result
+
+
+def two_level(
+    shape: Sequence[int], *strides: Sequence[int]
+) -> tuple[int, int, list[tuple[int, int]]] | None:
+    """Rows as outer times inner ones and each operand's strides; None where that is not enough."""
+    sizes, result = leading(shape, *strides)
+    if len(sizes) > 2:
+        return None
+    sizes = [1] * (2 - len(sizes)) + sizes
+    pairs = [(0, 0) if not f else (0, f[0]) if len(f) == 1 else (f[0], f[1]) for f in result]
+    return sizes[0], sizes[1], pairs
 
 
 def _two(unit: Value, inner: Value) -> tuple[Value, Value]:

@@ -11,6 +11,7 @@ from mtmd.kernels.cpu.tiled import product, team
 from mtmd.kernels.cpu.tiled.cpu import GENERIC, host_form, second_cache
 
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+SHARE = 1 << 25  # products that a thread needs to have to be waited for: 50 us and more
 RUN = 256  # rows of x that are worth laying a panel out for once more, to share work better
 
 
@@ -43,7 +44,7 @@ def _form(dtype: torch.dtype) -> product.Form:
 
 def _shares(rows: int, width: int, columns: int, item: int) -> tuple[int, int, int]:
     """Columns of a panel, rows of a run, units."""
-    threads = torch.get_num_threads()
+    threads = min(torch.get_num_threads(), max(1, rows * width * columns // SHARE))
     panel = product.panel_of(columns, width, threads, item, 3 * second_cache() // 8)
     panels = -(-columns // panel)
     # Whole rounds of panels need no runs

@@ -97,6 +97,7 @@ def test_threads_share_a_weight_and_its_rows_without_changing_the_product(rows, 
     w, x = random_blocks("Q6_K", 101, 512), values(rows, 512)
     whole = quant_matmul.quant_matmul(x, w, quant="Q6_K")
     monkeypatch.setattr(quant_matmul, "SHARE_VALUES", 512 * 3)
+    monkeypatch.setattr(many_rows, "SHARE", 1 << 20)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert quant_matmul._shares(101 * 512) == 3
     assert many_rows._shares(600, 512, 101, 4) == (64, 320, 4)  # two panels, two runs
