@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.audio.windows import AudioResolution
 from mtmd.clip.blocks import GgufTower
@@ -27,7 +28,11 @@ class Entry:
     gguf: tuple[str, ...] = ()
 
 
-FAMILIES = (Entry("mtmd.clip.families.gemma4.unified_audio", ("gemma4_unified",), ("gemma4ua",)),)
+FAMILIES = (
+    Entry("mtmd.clip.families.gemma4.unified_audio", ("gemma4_unified",), ("gemma4ua",)),
+    Entry("mtmd.clip.families.qwen2_audio", ("qwen2_audio",), ("qwen2a",)),
+    Entry("mtmd.clip.families.voxtral", ("voxtral",), ("voxtral",)),
+)
 
 
 class AudioFamily(Tower, Protocol):
@@ -82,13 +87,17 @@ def gguf_audio_family(
     return family
 
 
-def gguf_of(family: AudioFamily) -> Mapping[str, Any]:
-    """Return the keys with which a GGUF describes an audio encoder, beside those of the image
-    encoder in the same file; empty for one that llama.cpp has no projector for.
+def gguf_of(family: AudioFamily, where: str, alone: bool) -> dict[str, Any]:
+    """Return the keys with which a GGUF describes an audio encoder, beside those of an image
+    encoder in the same file, or `alone`. Raises ModelError for one that llama.cpp has no projector
+    for: `where` names the checkpoint.
     """
     module = import_module(type(family).__module__)
     made: GgufTower | None = getattr(module, "to_gguf", lambda _: None)(family)
     if made is None:
-        return {}
-    keys = {"has_audio_encoder": True, "audio.projector_type": made.projector, **made.keys}
+        raise ModelError(
+            f"{where}: no GGUF holds its audio encoder; convert the decoder alone with --text-only"
+        )
+    kind = "projector_type" if alone else "audio.projector_type"
+    keys = {"has_audio_encoder": True, kind: made.projector, **made.keys}
     return {f"clip.{key}": value for key, value in keys.items()}

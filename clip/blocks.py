@@ -166,13 +166,14 @@ def vit_block(
     blocks: str = "v.blk",
     bounds: Node | None = None,
     causal: bool = False,
+    key_bias: bool = True,
 ) -> Node:
     """Pre-norm attention and MLP          x [B, P, C] -> [B, P, C]; arXiv:2010.11929"""
     at = f"{blocks}.{index}"
     y = w.layer_norm(x, f"{at}.ln1", p.eps)
     q, k, v = (
-        split_heads(w.linear(y, f"{at}.{part}", bias=True), p.heads, f"{at}.{part}")
-        for part in ("attn_q", "attn_k", "attn_v")
+        split_heads(w.linear(y, f"{at}.{part}", bias=bias), p.heads, f"{at}.{part}")
+        for part, bias in (("attn_q", True), ("attn_k", key_bias), ("attn_v", True))
     )
     x = ops.add(
         w.linear(

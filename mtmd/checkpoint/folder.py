@@ -123,14 +123,17 @@ def _check_kind(settings: Settings) -> None:
 
 
 def _families(folder: Path, settings: Settings) -> tuple[VisionFamily | None, tuple[str, Settings]]:
-    """Return the vision family, and what the decoder's is read from. Raises ModelError."""
+    """Return the vision family, None for a model without pictures, and what the decoder's is read
+    from. Raises ModelError.
+    """
     kind = settings.get("model_type", None)
     if not isinstance(kind, str):
         raise ModelError(
             f"{folder / 'config.json'}: model_type is {kind!r:.60}, expected the name of an "
             "architecture"
         )
-    if settings.get("vision_config", None) is None:
+    sees = settings.get("vision_config", None) is not None
+    if not sees and settings.get("audio_config", None) is None:
         return None, (kind, settings)
     text = text_settings(settings)
     text_kind = text.get("model_type", f"{kind}_text") if text is not settings else f"{kind}_text"
@@ -139,7 +142,8 @@ def _families(folder: Path, settings: Settings) -> tuple[VisionFamily | None, tu
             f"{folder / 'config.json'}: text_config: model_type is {text_kind!r:.60}, expected the "
             "name of an architecture"
         )
-    return vision_family(kind, settings, _image_processor(folder)), (text_kind, text)
+    vision = vision_family(kind, settings, _image_processor(folder)) if sees else None
+    return vision, (text_kind, text)
 
 
 def text_settings(settings: Settings) -> Settings:

@@ -25,7 +25,7 @@ from mtmd.checkpoint.ollama_layout import (
 )
 from mtmd.checkpoint.sampling import of_gguf
 from mtmd.clip.audio_family import AudioFamily, gguf_audio_family
-from mtmd.clip.family import gguf_vision_family
+from mtmd.clip.family import VisionFamily, gguf_vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.graph import Shape
@@ -183,13 +183,17 @@ class _Tower:
             )
         shapes = {n: file.meta(n)[0] for n in names if n.startswith(TOWER)}
         self.kind, self.file = kind, file
-        self.vision = gguf_vision_family(kind, file.metadata, shapes, where, template)
-        stacked = file.metadata.get("clip.vision.is_deepstack_layers", ())
-        self.stacked = sum(map(bool, stacked)) if isinstance(stacked, (list, tuple)) else 0
-        self.weights = CanonicalWeights(file, self.vision.parameters(), where)
-        used = {*self.weights.sources, *(n for n in names if n not in shapes)}
         heard = {name: shape for name, shape in shapes.items() if name.startswith(AUDIO)}
         self.audio = _audio(file, heard, where)
+        self.vision: VisionFamily | None = None
+        self.weights: CanonicalWeights | None = None
+        used = {n for n in names if n not in shapes}
+        if self.audio is None or any(name.startswith(PICTURES) for name in shapes):
+            self.vision = gguf_vision_family(kind, file.metadata, shapes, where, template)
+            self.weights = CanonicalWeights(file, self.vision.parameters(), where)
+            used |= self.weights.sources
+        stacked = file.metadata.get("clip.vision.is_deepstack_layers", ())
+        self.stacked = sum(map(bool, stacked)) if isinstance(stacked, (list, tuple)) else 0
         self.audio_weights: CanonicalWeights | None = None
         self.notes: tuple[str, ...] = ()
         unread: tuple[str, ...] = ()
@@ -198,7 +202,8 @@ class _Tower:
             used |= self.audio_weights.sources
         elif heard:
             self.notes, unread = tuple(unread_audio(heard)), UNREAD
-        check_no_extra(file, used, (*self.vision.unused, *unread), where)
+        unused = self.vision.unused if self.vision else ()
+        check_no_extra(file, used, (*unused, *unread), where)
 
 
 def _audio(file: GgufFile | View, shapes: Mapping[str, Shape], where: str) -> AudioFamily | None:

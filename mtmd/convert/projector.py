@@ -12,22 +12,25 @@ from mtmd.checkpoint.gguf import PROJECTOR, TOWER
 from mtmd.clip.audio_family import gguf_of as audio_gguf_of
 from mtmd.clip.family import gguf_of
 from mtmd.convert.text import QUANTIZATION_VERSION, as_stored, planned
-from mtmd.kernels.checkpoint.canonical import CanonicalWeights
+from mtmd.kernels.checkpoint.canonical import CanonicalWeights, Parameter
 from mtmd.kernels.checkpoint.gguf_file import GgufFile
 from mtmd.kernels.checkpoint.mixtures import MIXTURES, PLAIN, tensor_types
 from mtmd.kernels.checkpoint.requantized import Requantized
 from mtmd.kernels.checkpoint.tensor_writer import Planned
+
+FIRST = ("v.patch_embd.weight", "a.conv1d.1.weight")  # whose type is that of an encoder's numbers
 
 
 def converted_projector(
     checkpoint: Checkpoint, mixture: str | None
 ) -> tuple[str, dict[str, Any], list[Planned], Requantized] | None:
     """Return the mixture, metadata, tensors, and the file that they are read from; None for a model
-    that does not see. Without a mixture the numbers stay of the type that they are stored in.
+    that takes text alone. Without a mixture the numbers stay of the type that they are stored in.
     Raises ModelError for an encoder that no GGUF describes.
     """
-    vision, weights = checkpoint.vision, checkpoint.vision_weights
-    if vision is None or weights is None:
+    vision, audio = checkpoint.vision, checkpoint.audio
+    weights = checkpoint.vision_weights or checkpoint.audio_weights
+    if weights is None:
         return None
     file, where = weights.file, str(checkpoint.folder)
     added: dict[str, torch.Tensor] = {}
@@ -46,20 +49,25 @@ def converted_projector(
         if mixture is not None:
             types = tensor_types(mixture, source.shapes)
     else:
-        described, rows = gguf_of(vision, where)
-        added = {name: _row(checkpoint, token) for name, token in rows.items()}
+        described: dict[str, Any] = {}
+        parameters: dict[str, Parameter] = {}
+        if vision is not None:
+            described, rows = gguf_of(vision, where)
+            added = {name: _row(checkpoint, token) for name, token in rows.items()}
+            parameters |= vision.parameters()
+        if audio is not None:
+            described |= audio_gguf_of(audio, where, alone=vision is None)
+            parameters |= audio.parameters()
+        weights = CanonicalWeights(file, parameters, where)
         metadata = {
             "general.architecture": PROJECTOR,
             "general.type": PROJECTOR,
             "general.name": checkpoint.folder.resolve().name,
             **described,
         }
-        if checkpoint.audio is not None and (heard := audio_gguf_of(checkpoint.audio)):
-            metadata |= heard
-            parameters = {**vision.parameters(), **checkpoint.audio.parameters()}
-            weights = CanonicalWeights(file, parameters, where)
         source = weights.as_gguf()
-        stored = file.kind(next(iter(weights.stored["v.patch_embd.weight"].names)))
+        first = next(name for name in FIRST if name in weights.stored)
+        stored = file.kind(next(iter(weights.stored[first].names)))
         mixture = mixture or (stored if stored in PLAIN else "F16")
         types = dict.fromkeys(source.shapes, "F32") | tensor_types(mixture, source.shapes)
         # Some programs turn round what lies otherwise than they multiply it, in plain numbers only.

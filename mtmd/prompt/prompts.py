@@ -135,9 +135,10 @@ class Prompts:
         counts = {"image": len(conversation.pictures), "video": len(conversation.videos)}
         given = [f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n]
         if given and loaded.encoder is None:
+            hears = loaded.audio_encoder is not None
+            advice = f"it takes {loaded.takes}" if hears else loaded.checkpoint.without_vision
             raise PromptError(
-                f"{loaded.name} has no image encoder and was given {' and '.join(given)}; "
-                f"{loaded.checkpoint.without_vision}"
+                f"{loaded.name} has no image encoder and was given {' and '.join(given)}; {advice}"
             )
         if (count := len(conversation.audio)) and loaded.audio_encoder is None:
             what = "audio" if count == 1 else f"{count} audio files"

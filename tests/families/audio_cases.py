@@ -49,6 +49,7 @@ class AudioOracle:
         return {**ids, **made}
 
     marker: str = "<|audio|>"
+    shortest: int = 1  # samples that it takes
 
     @torch.no_grad()
     def logits(self, inputs: dict[str, Any]) -> torch.Tensor:
@@ -126,4 +127,157 @@ def gemma4_unified(folder: Path) -> AudioOracle:
     )
 
 
-CASES: dict[str, Callable[[Path], AudioOracle]] = {"gemma4_unified": gemma4_unified}
+WHISPER_SPECIAL = ("<|AUDIO|>", "<|end|>", "<|pad|>")
+WHISPER_TEMPLATE = """{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}\
+{% for c in m.content %}{% if c.type == 'audio' %}{{ '<|AUDIO|>' }}{% elif c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}\
+{% endif %}{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"""
+WHISPER_TEXT = {
+    "hidden_size": 48,
+    "intermediate_size": 70,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+}
+
+
+def _mel_settings(extractor: Any) -> dict[str, Any]:
+    names = ("feature_size", "sampling_rate", "hop_length", "chunk_length", "n_fft")
+    return {name: getattr(extractor, name) for name in (*names, "padding_value", "dither")}
+
+
+def _saved(folder: Path, model: Any, template: str, marker: str, extractor: Any) -> Any:
+    special = (marker, *WHISPER_SPECIAL[1:])
+    names = {"eos_token": "<|end|>", "pad_token": "<|pad|>"}
+    model = save(folder, model, tokenizer(special), template, names, eos="<|end|>")
+    write(folder, "preprocessor_config.json", _mel_settings(extractor))
+    return model
+
+
+def qwen2_audio(folder: Path) -> AudioOracle:
+    from transformers import (
+        Qwen2AudioConfig,
+        Qwen2AudioForConditionalGeneration,
+        WhisperFeatureExtractor,
+    )
+
+    tokens = tokenizer(WHISPER_SPECIAL)
+    rows = tokens.get_vocab_size() + 3
+    config = Qwen2AudioConfig(
+        audio_config={
+            "d_model": 36,
+            "encoder_ffn_dim": 50,
+            "encoder_attention_heads": 3,
+            "encoder_layers": 2,
+            "num_mel_bins": 20,
+            "max_source_positions": 100,
+        },
+        text_config={"model_type": "qwen2", "vocab_size": rows, **WHISPER_TEXT},
+        audio_token_index=tokens.token_to_id("<|AUDIO|>"),
+    )
+    extractor = WhisperFeatureExtractor(feature_size=20, chunk_length=2)
+    model = randomize(Qwen2AudioForConditionalGeneration(config), 5)
+    model = _saved(folder, model, WHISPER_TEMPLATE, "<|AUDIO|>", extractor)
+
+    def extract(audio: Sequence[np.ndarray]) -> dict[str, Any]:
+        made = extractor(
+            list(audio),
+            sampling_rate=16_000,
+            return_attention_mask=True,
+            padding="max_length",
+            return_tensors="pt",
+        )
+        return {
+            "input_features": made["input_features"],
+            "feature_attention_mask": made["attention_mask"],
+        }
+
+    def counts(made: dict[str, Any]) -> list[int]:
+        lengths = made["feature_attention_mask"].sum(-1).tolist()
+        return [((length - 1) // 2 + 1 - 2) // 2 + 1 for length in lengths]
+
+    @torch.no_grad()
+    def features(inputs: dict[str, Any]) -> torch.Tensor:
+        return _at_the_decoder(model, model.model.language_model, inputs)
+
+    return AudioOracle(
+        folder,
+        model,
+        extract,
+        counts,
+        features,
+        lambda count: "<|AUDIO|>" * count,
+        "<|AUDIO|>",
+        1100,
+    )
+
+
+def voxtral(folder: Path) -> AudioOracle:
+    from transformers import VoxtralConfig, VoxtralForConditionalGeneration, WhisperFeatureExtractor
+
+    tokens = tokenizer(("[AUDIO]", *WHISPER_SPECIAL[1:]))
+    rows = tokens.get_vocab_size() + 3
+    config = VoxtralConfig(
+        audio_config={
+            "hidden_size": 24,
+            "intermediate_size": 96,
+            "num_attention_heads": 3,
+            "num_hidden_layers": 2,
+            "num_mel_bins": 20,
+            "max_source_positions": 52,
+        },
+        text_config={"model_type": "llama", "vocab_size": rows, "head_dim": 12, **WHISPER_TEXT},
+        audio_token_id=tokens.token_to_id("[AUDIO]"),
+    )
+    extractor = WhisperFeatureExtractor(feature_size=20, chunk_length=1)
+    frames, window = 104, 104 * 160
+    model = randomize(VoxtralForConditionalGeneration(config), 6)
+    template = WHISPER_TEMPLATE.replace("<|AUDIO|>", "[AUDIO]")
+    model = _saved(folder, model, template, "[AUDIO]", extractor)
+
+    def extract(audio: Sequence[np.ndarray]) -> dict[str, Any]:
+        made = []
+        for samples in audio:
+            spectrum = extractor(
+                samples,
+                sampling_rate=16_000,
+                padding=True,
+                truncation=False,
+                pad_to_multiple_of=window,
+                return_tensors="pt",
+            )["input_features"]
+            made.append(spectrum.reshape(20, -1, frames).transpose(0, 1))
+        return {"input_features": torch.cat(made), "windows": [len(one) for one in made]}
+
+    def counts(made: dict[str, Any]) -> list[int]:
+        return [13 * count for count in made.pop("windows")]
+
+    @torch.no_grad()
+    def features(inputs: dict[str, Any]) -> torch.Tensor:
+        return _at_the_decoder(model, model.model.language_model, inputs)
+
+    return AudioOracle(
+        folder, model, extract, counts, features, lambda count: "[AUDIO]" * count, "[AUDIO]"
+    )
+
+
+def _at_the_decoder(model: Any, decoder: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    """What stands at the audio tokens where the text model begins."""
+    seen: dict[str, Any] = {}
+    hook = decoder.register_forward_pre_hook(
+        lambda _, __, kwargs: seen.update(kwargs), with_kwargs=True
+    )
+    try:
+        model(**inputs)
+    finally:
+        hook.remove()
+    token = getattr(model.config, "audio_token_id", None) or model.config.audio_token_index
+    rows: torch.Tensor = seen["inputs_embeds"][inputs["input_ids"] == token]
+    return rows
+
+
+CASES: dict[str, Callable[[Path], AudioOracle]] = {
+    "gemma4_unified": gemma4_unified,
+    "qwen2_audio": qwen2_audio,
+    "voxtral": voxtral,
+}

@@ -41,7 +41,7 @@ class Subject:
         if case == "several":
             return [tones(0.35, self.rate), tones(0.6, self.rate, 1), tones(0.35, self.rate, 2)]
         if case == "one sample":
-            return [np.array([0.3], np.float32)]
+            return [np.full(self.oracle.shortest, 0.3, np.float32)]
         samples = tones(SECONDS[case] or 0, self.rate)
         return [samples * 0 if case == "silence" else samples]
 
@@ -81,10 +81,7 @@ def test_audio_is_heard_as_by_transformers(subject: Subject, case: str) -> None:
     rows = torch.cat([s.embeddings for s in encoded.spans if s.embeddings is not None])
     expected = subject.oracle.features(inputs)
     assert rows.shape == expected.shape
-    if case == "silence":
-        assert torch.allclose(rows, expected, atol=1e-6)
-    else:
-        assert nmse(rows, expected) <= 1e-8
+    assert torch.equal(rows, expected) or nmse(rows, expected) <= 1e-8
     runner = subject.model.runner
     logits = runner.prefill(encoded.spans, runner.new_cache())
     assert nmse(logits, subject.oracle.logits(inputs)) <= 1e-8

@@ -75,6 +75,7 @@ class Shown(FakeService):
             prompt_tokens=40 * len(messages),
             image_tokens=(9,) * 2 * images,
             video_tokens=(),
+            audio_tokens=(),
             context=2048,
         )
 
@@ -260,7 +261,11 @@ class Walk:
 
         def full(messages, *_, **__):
             return SimpleNamespace(
-                prompt_tokens=400 * len(messages), image_tokens=(), video_tokens=(), context=2048
+                prompt_tokens=400 * len(messages),
+                image_tokens=(),
+                video_tokens=(),
+                audio_tokens=(),
+                context=2048,
             )
 
         fake.count = full

@@ -18,12 +18,15 @@ def model_messages(
     """Turns alternate: several messages in a row, for want of an answer, are one turn. The pixels
     of its pictures are held by the caller, as `checked_pixels` counts them.
     """
-    videos = sum(image.is_video for message in branch for image in message.images)
+    every = [image for message in branch for image in message.images]
+    videos, audio = (sum(getattr(i, kind) for i in every) for kind in ("is_video", "is_audio"))
     turns: list[tuple[str, list[dict[str, Any]], list[str]]] = []
     for message in branch:
         parts: list[dict[str, Any]] = [
             _video(image, pictures, videos)
             if image.is_video
+            else {"type": "audio", "audio": pictures.recording(image, audio)}
+            if image.is_audio
             else {"type": "image", "image": pictures.get(image)}
             for image in message.images
         ]
@@ -51,20 +54,23 @@ def checked_pixels(branch: Sequence[Message], budget: PictureBudget) -> int:
     one request may bring.
     """
     images = [image for message in branch for image in message.images]
-    videos = sum(i.is_video for i in images)
-    pixels = sum(i.width * i.height for i in images if not i.is_video)
+    stills = [image for image in images if image.is_still]
+    videos, audio = sum(i.is_video for i in images), sum(i.is_audio for i in images)
+    pixels = sum(i.width * i.height for i in stills)
     excess = budget.excess(
-        pictures=len(images) - videos,
-        bytes_=sum(i.bytes for i in images if not i.is_video),
+        pictures=len(stills),
+        bytes_=sum(i.bytes for i in stills),
         pixels=pixels,
         videos=videos,
+        audio=audio,
     )
     if excess:
         raise PromptError(
             f"found {excess.count:,} {excess.what} in this conversation, expected at most "
             f"{excess.maximum:,}; start a new one, or edit an earlier message to leave some out"
         )
-    return pixels + videos * budget.limits.video_pixels
+    limits = budget.limits
+    return pixels + videos * limits.video_pixels + audio * limits.audio_pixels
 
 
 def _video(video: StoredImage, pictures: PictureCache, videos: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pictures and videos of conversations, made ready for the model."""
+"""Pictures, videos and audio of conversations, made ready for the model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 
 from mtmd import ImageError, Picture
+from mtmd.prompt.audio_input import Recording, is_audio_data, sent_audio
 from mtmd.prompt.load_image import jpeg_bytes, picture_format, png_bytes
 from mtmd.prompt.video_input import Footage, first_frame, is_video_data, sent_video
 from mtmd.web.errors import ApiError
@@ -43,6 +44,8 @@ class PictureCache:
         brought. Raises ImageError, BusyError, and ApiError where there is no room for it.
         """
         self._check_room(len(data))
+        if is_audio_data(data[:64]):
+            return self._add_audio(data, name[:200], owner)
         if is_video_data(data[:64]):
             return self._add_video(data, name[:200], owner)
         picture = self._budget.decode_counted(data)
@@ -61,6 +64,19 @@ class PictureCache:
             return self._store.put_image(
                 data, facts.width, facts.height, name, owner, facts.seconds
             )
+
+    def _add_audio(self, data: bytes, name: str, owner: str) -> StoredImage:
+        facts = self._budget.check_audio(data, name or "audio")
+        with self._adding:
+            self._check_room(len(data))
+            return self._store.put_image(data, 0, 0, name, owner, facts.seconds)
+
+    def recording(self, audio: StoredImage, count: int) -> Recording:
+        """Return the recording for a prompt with `count` of them. Raises ImageError for one that
+        the store does not have any more.
+        """
+        limits = self._budget.limits.audio_of(count)
+        return sent_audio(self._bytes(audio), limits, audio.name or "the audio")
 
     def footage(self, video: StoredImage, videos: int) -> Footage:
         """Return the footage for a prompt with so many `videos`. Raises ImageError for one that the
@@ -110,7 +126,7 @@ class PictureCache:
                 self._thumbnails.move_to_end(sha256)
                 return self._thumbnails[sha256]
         data = self._store.image_bytes(sha256)
-        if data is None:
+        if data is None or is_audio_data(data[:64]):
             return None
         if is_video_data(data[:64]):
             picture = first_frame(data, self._budget.limits.video, "video")

@@ -295,6 +295,7 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
             prompt_tokens=count.prompt_tokens,
             image_tokens=count.image_tokens,
             video_tokens=count.video_tokens,
+            audio_tokens=count.audio_tokens,
             context=count.context,
         )
 
@@ -380,7 +381,7 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
         data = chat.store.image_bytes(sha256) if stored else None
         if stored is None or data is None:
             raise ApiError(404, "there is no such picture any more")
-        if stored.is_video:  # browsers ask for parts of it
+        if not stored.is_still:  # browsers ask for parts of it
             whole = _served(data, stored.kind, FOREVER)
             whole.make_conditional(request, accept_ranges=True, complete_length=len(data))
             return whole

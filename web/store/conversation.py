@@ -25,8 +25,8 @@ class PictureTotals:
 @dataclass(frozen=True)
 class StoredImage:
     """`sha256` of the file's bytes, `kind` its media type; width and height in pixels as shown,
-    upright. Of a video: how many `seconds` it has, and of these what a message shows, from `start`
-    to `end`; None for all.
+    upright, 0 of audio. Of a video and of audio: how many `seconds` it has, and of these what a
+    message shows of a video, from `start` to `end`; None for all.
     """
 
     sha256: str
@@ -42,6 +42,15 @@ class StoredImage:
     @property
     def is_video(self) -> bool:
         return self.kind.startswith("video/")
+
+    @property
+    def is_audio(self) -> bool:
+        return self.kind.startswith("audio/")
+
+    @property
+    def is_still(self) -> bool:
+        """Return whether it is a picture."""
+        return not (self.is_video or self.is_audio)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from mtmd.prompt.audio_input import audio_type, is_audio_data
 from mtmd.prompt.load_image import picture_format
 from mtmd.prompt.video_input import video_type
 from mtmd.web.native_threads import waiting
@@ -30,7 +31,9 @@ SHOWN_BY_BROWSERS = (
 
 
 def media_type(data: bytes) -> str:
-    """Return the media type of a file that decodes as a picture, or as a video."""
+    """Return the media type of a file that decodes as a picture, a video or audio."""
+    if is_audio_data(data[:64]):
+        return audio_type(data) or "application/octet-stream"
     kind = picture_format(data)
     return f"image/{kind.lower()}" if kind else video_type(data) or "application/octet-stream"
 

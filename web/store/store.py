@@ -163,11 +163,12 @@ class Store:
         ]
 
     def first_pictures(self, owner: str) -> dict[str, str]:
-        """Conversation -> SHA-256 of the first picture in it, for those that have one."""
+        """Conversation -> SHA-256 of the first picture or video in it, for those that have one."""
         rows = self._rows(
             "SELECT m.conversation AS id, a.sha256 AS sha256, MIN(m.place * 1000 + a.position) "
             "FROM attachments a JOIN messages m ON m.id = a.message "
-            "JOIN conversations c ON c.id = m.conversation WHERE c.owner = ? "
+            "JOIN conversations c ON c.id = m.conversation JOIN images i ON i.sha256 = a.sha256 "
+            "WHERE c.owner = ? AND i.kind NOT LIKE 'audio/%' "
             "GROUP BY m.conversation",
             owner,
         )

@@ -61,6 +61,8 @@ MORE = (
     "cohere2_vision",
     "paligemma",
     "idefics2",
+    "qwen2_audio",
+    "voxtral",
 )
 # Files that say less than the folder: what the template writes for a picture, how many tiles.
 FOLDER_ALONE = ("granite_vision", "cohere2_vision")
@@ -91,9 +93,9 @@ def expected(family: str) -> dict[str, Any]:
 
 def messages(family: str) -> list[Any]:
     reported = expected(family)
-    if not reported["images"]:
+    if not (shown := [*reported.get("images", ()), *reported.get("audio", ())]):
         return [{"role": "user", "content": [{"type": "text", "text": reported["prompt"]}]}]
-    return [user_message([HOME[family] / name for name in reported["images"]], reported["prompt"])]
+    return [user_message([HOME[family] / name for name in shown], reported["prompt"])]
 
 
 def answer(model: Model, family: str) -> tuple[list[int], list[int]]:
@@ -151,6 +153,21 @@ def test_tokens_from_gguf(path: str) -> None:
         reported["prompt_token_ids"],
         reported["greedy_token_ids"],
     )
+
+
+@pytest.mark.parametrize("file", ["hf", "text-BF16.gguf"])
+@pytest.mark.parametrize("family", ["gemma4_unified"])
+def test_audio_of_models_that_see(family: str, file: str) -> None:
+    reported = json.loads((HOME[family] / "expected_audio.json").read_text())
+    model = folder(family) if file == "hf" else gguf(f"{family}/{file}", folder(family))
+    answer = model.answer(
+        [HOME[family] / name for name in reported["audio"]],
+        reported["prompt"],
+        max_tokens=len(reported["greedy_token_ids"]),
+        ignore_eos=True,
+    )
+    assert list(answer.prompt_token_ids) == reported["prompt_token_ids"]
+    assert list(answer.output_token_ids) == reported["greedy_token_ids"]
 
 
 @pytest.mark.parametrize("path", GGUFS)

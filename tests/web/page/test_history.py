@@ -140,7 +140,11 @@ def test_the_oldest_turns_are_dropped_where_there_is_no_room(person, fake):
 
     def count(messages, *_, **__):
         return SimpleNamespace(
-            prompt_tokens=100 * len(messages), image_tokens=(), video_tokens=(), context=512
+            prompt_tokens=100 * len(messages),
+            image_tokens=(),
+            video_tokens=(),
+            audio_tokens=(),
+            context=512,
         )
 
     fake.count = count

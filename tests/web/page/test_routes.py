@@ -490,6 +490,7 @@ def test_counting_adds_the_draft_to_its_branch(page):
         "prompt_tokens": 18,
         "image_tokens": [4, 4],
         "video_tokens": [],
+        "audio_tokens": [],
         "context": 512,
     }
     assert page.call("POST", "/count", {"text": "x"})["image_tokens"] == []

@@ -7,7 +7,8 @@ import { imagePath, post, show, smallPath, upload, uploadPages } from "../shared
 import { options } from "./settings.js";
 import { openViewer } from "./viewer.js";
 import { viewerItem } from "./message.js";
-import { isVideo, openVideo, partOf } from "./video.js";
+import { Recorder, isAudio } from "./audio.js";
+import { isStill, isVideo, openVideo, partOf } from "./video.js";
 import { droppedFiles } from "../table/table.js";
 
 const COUNT_AFTER_MS = 250;
@@ -28,7 +29,9 @@ export class Composer {
 
   setAbout(about) {
     this.about = about;
-    for (const id of ["pick", "shoot", "pick-folder"]) $(id).hidden = !about.vision;
+    for (const id of ["shoot", "pick-folder"]) $(id).hidden = !about.vision;
+    $("pick").hidden = !about.vision && !about.audio;
+    $("record").hidden = !about.audio || !Recorder.possible;
   }
 
   #listen() {
@@ -87,6 +90,8 @@ export class Composer {
         $(id).value = "";
       });
     }
+    const recorder = new Recorder((blob, name) => this.attach([new File([blob], name, { type: blob.type })]));
+    $("record").addEventListener("click", () => recorder.start());
     this.#listenToDrops();
   }
 
@@ -110,13 +115,18 @@ export class Composer {
   }
 
   attach(files) {
-    if (!this.about.vision) {
+    if (!this.about.vision && !this.about.audio) {
       toast(`${this.about.model} cannot see pictures: it has no image encoder.`);
       return;
     }
     const room = this.about.images - this.attached.length;
     if (files.length > room) toast(`One message takes at most ${plural(this.about.images, "picture")}; ${files.length - room} left out.`);
     for (const file of files.slice(0, Math.max(0, room))) {
+      const sound = file.type.startsWith("audio/");
+      if (sound ? !this.about.audio : !this.about.vision) {
+        toast(`${isolated(file.name)} was left out: ${this.about.model} takes ${this.about.vision ? "pictures and videos, and no audio" : "audio alone"}.`, { group: "files" });
+        continue;
+      }
       if (file.type.startsWith("video/") && !this.about.video) {
         toast(`${isolated(file.name)} was left out: this server reads no videos. Its library for them, PyAV, is not installed.`, { group: "files" });
         continue;
@@ -159,7 +169,7 @@ export class Composer {
   }
 
   async #add(blob, name) {
-    const isFilm = (blob.type ?? "").startsWith("video/"); // its preview comes from the server
+    const isFilm = /^(video|audio)\//.test(blob.type ?? ""); // its preview comes from the server
     const one = { key: newKey(), blob, image: null, preview: isFilm ? null : URL.createObjectURL(blob), name, tokens: null };
     this.attached.push(one);
     this.#upload(one);
@@ -342,16 +352,16 @@ export class Composer {
   }
 
   draw() {
-    const items = this.attached.filter((one) => one.image && !isVideo(one.image)).map((one, index) => ({ ...viewerItem(one.image, index + 1), replace: (blob) => this.#replace(one, blob) }));
+    const items = this.attached.filter((one) => one.image && isStill(one.image)).map((one, index) => ({ ...viewerItem(one.image, index + 1), replace: (blob) => this.#replace(one, blob) }));
     const thumbs = this.attached.map((one) => {
       const picture = el("img", { alt: one.name || "Picture", on: { error: () => this.#previewFailed(one, picture) } });
       if (one.preview) picture.src = one.preview;
-      else if (one.image) show(picture, isVideo(one.image) ? smallPath(one.image.sha256) : imagePath(one.image.sha256));
+      else if (one.image && !isAudio(one.image)) show(picture, isVideo(one.image) ? smallPath(one.image.sha256) : imagePath(one.image.sha256));
       const retry = one.failed && el("button", { class: "retry", type: "button", "aria-label": `Try again to attach ${one.name || "picture"}`, on: { click: () => { this.#upload(one); this.draw(); } } }, icon("again"));
-      const open = () => { if (isVideo(one.image)) this.#trim(one); else if (one.image) openViewer(items, items.findIndex((item) => item.image === one.image)); };
+      const open = () => { if (isVideo(one.image)) this.#trim(one); else if (isAudio(one.image)) openVideo(one.image); else if (one.image) openViewer(items, items.findIndex((item) => item.image === one.image)); };
       return el("div", { class: `thumb${one.image ? "" : one.failed ? " failed" : " loading"}`, role: "listitem" },
-        el("button", { class: "picture", type: "button", "aria-label": isVideo(one.image) ? `Play or cut ${one.name || "video"}, ${partOf(one.image)}` : `Show ${one.name || "picture"} large`, on: { click: open } }, picture,
-          isVideo(one.image) ? el("span", { class: "video-part" }, partOf(one.image)) : null), retry,
+        el("button", { class: "picture", type: "button", "aria-label": isVideo(one.image) ? `Play or cut ${one.name || "video"}, ${partOf(one.image)}` : isAudio(one.image) ? `Play ${one.name || "audio"}, ${partOf(one.image)}` : `Show ${one.name || "picture"} large`, on: { click: open } }, isAudio(one.image) ? icon("sound") : picture,
+          one.image && !isStill(one.image) ? el("span", { class: "video-part" }, partOf(one.image)) : null), retry,
         el("button", { class: "off", type: "button", "aria-label": `Remove ${one.name || "picture"}`, on: { click: () => { this.#remove(one); $("prompt").focus(); } } }, icon("close")),
         el("span", { class: "thumb-tokens" }, one.failed ? "not attached" : one.tokens === null ? " " : plural(one.tokens, "token")));
     });
@@ -375,8 +385,8 @@ export class Composer {
         [$("meter").hidden, this.over] = [true, false];
         return;
       }
-      for (const [kind, all] of [[false, count.image_tokens], [true, count.video_tokens]]) {
-        const ours = images.filter((one) => isVideo(one.image) === kind);
+      for (const [is, all] of [[isStill, count.image_tokens], [isVideo, count.video_tokens], [isAudio, count.audio_tokens]]) {
+        const ours = images.filter((one) => is(one.image));
         const own = ours.length ? all.slice(-ours.length) : [];
         ours.forEach((one, index) => { one.tokens = own[index] ?? null; });
       }
@@ -436,6 +446,6 @@ const newKey = () => crypto.getRandomValues(new Uint32Array(1))[0];
 /** Why a picture is not attached: which file, what was found in it and what is taken. */
 function refusal(name, error, refused) {
   const file = name ? isolated(name) : "The picture";
-  if (refused && error.code === "invalid_image") return `${file}: ${error.message.replace(/^(picture|image): /i, "")}`;
+  if (refused && ["invalid_image", "invalid_audio"].includes(error.code)) return `${file}: ${error.message.replace(/^(picture|image|audio): /i, "")}`;
   return `${file} is not attached. ${error.message}`;
 }

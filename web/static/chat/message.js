@@ -7,7 +7,8 @@ import { AnswerText, answerOf } from "../markdown/view.js";
 import { imagePath, sentence, show } from "../shared/server.js";
 import { chosenUnits, figure, inPixels, withoutPlaces } from "./regions.js";
 import { receiptOf, settingsOf } from "./receipt.js";
-import { isVideo, linkTimes, videoButton } from "./video.js";
+import { audioPlayer, isAudio } from "./audio.js";
+import { isStill, isVideo, linkTimes, videoButton } from "./video.js";
 import { askAboutBox, openViewer } from "./viewer.js";
 import { isBeyondDemo } from "./welcome.js";
 
@@ -37,10 +38,10 @@ function shownSize({ width, height }) {
  * `old`: the element that the message had while it was being written. */
 export function userMessage(message, context) {
   const { tree, act } = context;
-  const stills = message.images.filter((image) => !isVideo(image));
-  const before = stills.length ? tree.picturesBefore(message).filter((image) => !isVideo(image)).length : 0;
+  const stills = message.images.filter(isStill);
+  const before = stills.length ? tree.picturesBefore(message).filter(isStill).length : 0;
   const items = stills.map((image, index) => viewerItem(image, before + index + 1));
-  const pictures = message.images.map((image) => (isVideo(image) ? videoButton(image) : el("button", {
+  const pictures = message.images.map((image) => (isVideo(image) ? videoButton(image) : isAudio(image) ? audioPlayer(image) : el("button", {
     class: "picture", type: "button", "aria-label": `Show ${image.name || "picture"} large`, on: { click: () => openViewer(items, stills.indexOf(image)) },
   }, show(el("img", { alt: image.name || "Attached picture", ...shownSize(image) }), imagePath(image.sha256)))));
   return el("article", { class: `message user${context.last ? " last" : ""}`, id: `m-${message.id}`, "aria-label": "You" },
@@ -63,7 +64,8 @@ export function answerMessage(message, context) {
   if (message.state === "running") return made;
   if (text && text.parentNode !== made) made.append(text); // a long one that has grown here stays where it is: moved, all of it would be laid out anew
   const video = text && message.receipt?.videos?.length ? context.tree.picturesBefore(message).filter(isVideo).at(-1) : null;
-  if (video) linkTimes(text, video);
+  const audio = text && message.receipt?.audio?.length ? context.tree.picturesBefore(message).filter(isAudio).at(-1) : null;
+  if (video || audio) linkTimes(text, video ?? audio);
   if (places) text.before(places); // the picture first
   if (isBeyondDemo(message.receipt, context.tree.picturesBefore(message))) made.append(el("p", { class: "aside demo-answer" }, "The demo model knows drawn shapes, short words and numbers: what it says of any other picture is a guess."));
   const ending = ENDINGS[message.state];
@@ -91,7 +93,7 @@ function endOf(message, words, { act, isFull }) {
 
 /** The answer's boxes over the last picture before it. */
 function marked(message, context) {
-  const pictures = context.tree.picturesBefore(message).filter((one) => !isVideo(one));
+  const pictures = context.tree.picturesBefore(message).filter(isStill);
   const image = pictures.at(-1);
   if (!image) return null;
   const seen = message.receipt?.images.at(-1);

@@ -3,7 +3,8 @@
 import { el, svg, toast } from "../shared/dom.js";
 import { STAGES, isolated, milliseconds, pixels, plural } from "../shared/format.js";
 import { get, show } from "../shared/server.js";
-import { clock, isVideo, openVideo } from "./video.js";
+import { isAudio } from "./audio.js";
+import { clock, isStill, isVideo, openVideo } from "./video.js";
 import { openViewer } from "./viewer.js";
 
 const SYSTEM_SHOWN = 40; // characters
@@ -23,8 +24,8 @@ function summary(receipt) {
   const total = STAGES.reduce((sum, [name]) => sum + (receipt[name] ?? 0), 0);
   const parts = [];
   const videos = receipt.videos ?? []; // an answer of an earlier version has none
-  const looked = [[receipt.images, "picture"], [videos, "video"]].filter(([list]) => list.length).map(([list, word]) => plural(list.length, word));
-  if (looked.length) parts.push(`${looked.join(" and ")}, ${plural(receipt.image_tokens, "token")}`);
+  const looked = [[receipt.images, "picture"], [videos, "video"], [receipt.audio ?? [], "audio file"]].filter(([list]) => list.length).map(([list, word]) => plural(list.length, word));
+  if (looked.length) parts.push(`${looked.join(" and ")}, ${plural(receipt.image_tokens + (receipt.audio_tokens ?? 0), "token")}`);
   parts.push(`${plural(receipt.output_tokens, "token")} in ${milliseconds(total)}`, receipt.device);
   if (receipt.finish === "length") parts.push(ENDS.length);
   const words = [el("span", {}, parts.join(" · "))];
@@ -34,9 +35,11 @@ function summary(receipt) {
 
 function body(receipt, options, pictures) {
   const made = el("div", { class: "receipt-body" });
-  const [stills, videos] = [pictures.filter((one) => !isVideo(one)), pictures.filter(isVideo)];
+  const [stills, videos] = [pictures.filter(isStill), pictures.filter(isVideo)];
   receipt.images.forEach((image, index) => made.append(seen(image, stills[index])));
   (receipt.videos ?? []).forEach((video, index) => made.append(seenVideo(video, videos[index])));
+  const files = pictures.filter(isAudio);
+  (receipt.audio ?? []).forEach((audio, index) => made.append(heard(audio, files[index])));
   made.append(times(receipt), facts([
     ["Prompt", `${plural(receipt.prompt_tokens, "token")}${receipt.reused_tokens ? `, ${receipt.reused_tokens.toLocaleString("en")} from the cache` : ""}`],
     ["Answer", `${plural(receipt.output_tokens, "token")}, ${ENDS[receipt.finish] ?? receipt.finish}`],
@@ -94,6 +97,16 @@ function seen(image, picture) {
     ["Tokens", `${image.tokens.toLocaleString("en")}${image.cached ? ", encoded before (from the cache)" : ""}`],
     ["Notes", image.notes.join("; ")],
   ]));
+}
+
+function heard(audio, stored) {
+  return facts([
+    ["Audio", stored?.name || "audio"],
+    ["Original", `${clock(audio.seconds)}, ${plural(audio.channels, "channel")} at ${audio.rate.toLocaleString("en")} Hz, ${audio.codec}`],
+    ["Tokens", `${audio.tokens.toLocaleString("en")}${audio.cached ? ", encoded before (from the cache)" : ""}`],
+    ["Read in", milliseconds(audio.read_ms)],
+    ["Notes", audio.notes.join("; ")],
+  ]);
 }
 
 /** The frames that the model saw, each with its time, which leads there in the video. */

@@ -12,6 +12,7 @@ const LONGEST = 160; // CSS pixels of a video in the thread
 let shown = null; // {image, trimmed}
 
 export const isVideo = (image) => Boolean(image?.kind?.startsWith("video/"));
+export const isStill = (image) => !/^(video|audio)\//.test(image?.kind ?? "");
 
 /** 75.5 as 1:15.5, whole seconds without a fraction. */
 export function clock(seconds) {
@@ -34,7 +35,7 @@ export function partOf(image) {
 export function openVideo(image, { at = image.start ?? 0, trimmed = null, play = false } = {}) {
   shown = { image, trimmed };
   $("video-title").textContent = image.name || "Video";
-  $("video-info").textContent = `${pixels([image.width, image.height])}, ${clock(image.seconds ?? 0)}`;
+  $("video-info").textContent = [...(image.width ? [pixels([image.width, image.height])] : []), clock(image.seconds ?? 0)].join(", ");
   $("video-trim").hidden = !trimmed;
   for (const [id, value] of [["video-from", image.start], ["video-to", image.end]]) {
     $(id).value = value ?? "";
@@ -118,7 +119,7 @@ export function linkTimes(element, image) {
       const at = match[4] === undefined ? Number(match[1] ?? 0) * 3600 + Number(match[2]) * 60 + Number(match[3]) : Number(match[4]);
       if (at > (image.seconds ?? 0) + 1 || left === 0) continue;
       left -= 1;
-      pieces.push(text.data.slice(end, match.index), el("button", { class: "link time", type: "button", title: "Show this place in the video",
+      pieces.push(text.data.slice(end, match.index), el("button", { class: "link time", type: "button", title: image.width ? "Show this place in the video" : "Play from here",
         on: { click: () => openVideo(image, { at, play: true }) } }, match[0]));
       end = match.index + match[0].length;
     }

@@ -1,0 +1,157 @@
+"""Whisper's log-mel spectrum (arXiv:2212.04356, section 2.2), as transformers' feature extractors
+compute it, and windows of it for an encoder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mtmd.clip.audio.audio import Samples
+from mtmd.clip.image.pixels import Normalize
+from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
+from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
+from mtmd.kernels.graph import Type
+
+RATE = 16_000
+FLOOR, RANGE = 1e-10, 8.0  # of power; decades that are kept below the loudest
+LOWEST, HIGHEST = 0.0, 8000.0  # Hz
+
+
+@dataclass(frozen=True)
+class Mel:
+    """`bins` of the spectrum, from windows of `window` samples, each `hop` after the other."""
+
+    bins: int
+    window: int = 400
+    hop: int = 160
+    rate: int = RATE
+
+    def __call__(self, samples: Samples) -> NDArray[np.float32]:
+        """samples [N], N a multiple of `hop` -> [N / hop, bins]"""
+        whole = torch.from_numpy(samples)
+        spectrum = torch.stft(
+            whole, self.window, self.hop, window=torch.hann_window(self.window), return_complex=True
+        )
+        power = (spectrum[..., :-1].abs() ** 2).contiguous()
+        filters = mel_filters(self.bins, self.window, self.rate)
+        logs = (filters.T @ power).clamp(min=FLOOR).log10()
+        logs = (torch.maximum(logs, logs.max() - RANGE) + 4.0) / 4.0
+        result: NDArray[np.float32] = logs.T.contiguous().numpy()
+        return result
+
+
+@lru_cache(maxsize=4)
+def mel_filters(bins: int, window: int, rate: int) -> torch.Tensor:
+    """Triangles over the frequencies of a spectrum, [1 + window / 2, bins], of equal area (Slaney's
+    Auditory Toolbox, 1998).
+    """
+    edges = _hertz(np.linspace(_mels(LOWEST), _mels(HIGHEST), bins + 2))
+    frequencies = np.linspace(0, rate // 2, 1 + window // 2)
+    gaps = np.diff(edges)
+    slopes = edges[None] - frequencies[:, None]
+    down, up = -slopes[:, :-2] / gaps[:-1], slopes[:, 2:] / gaps[1:]
+    triangles = np.maximum(0.0, np.minimum(down, up)) * (2.0 / (edges[2:] - edges[:-2]))
+    return torch.from_numpy(triangles).to(torch.float32)
+
+
+# Slaney's scale: linear below 1000 Hz, 15 mels of them, logarithmic above.
+_CORNER, _PER_HERTZ, _STEP = 1000.0, 3.0 / 200.0, 27.0 / np.log(6.4)
+
+
+def _mels(hertz: float) -> float:
+    if hertz < _CORNER:
+        return hertz * _PER_HERTZ
+    return float(_CORNER * _PER_HERTZ + np.log(hertz / _CORNER) * _STEP)
+
+
+def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
+    corner = _CORNER * _PER_HERTZ
+    above = _CORNER * np.exp((mels - corner) / _STEP)
+    result: NDArray[np.float64] = np.where(mels < corner, mels / _PER_HERTZ, above)
+    return result
+
+
+@dataclass(frozen=True)
+class MelWindows:
+    """Windows of `frames` mel frames, whose encoder gives `frames / stride` tokens each.
+
+    `whole`: the last window is filled up with silence, and all of its tokens are heard. Otherwise
+    it is cut behind the frames that its tokens, and one frame beyond them, are of, and audio of
+    more than a window is not taken: what comes after it is left out, and a note says so.
+
+    A tile is fp32 [1, frames, bins].
+    """
+
+    mel: Mel
+    frames: int
+    stride: int
+    whole: bool
+
+    normalize = Normalize((0.0,), (1.0,), 1.0)
+
+    def prepare(self, samples: NDArray[Any], budget: Budget = DEFAULT_BUDGET) -> ImagePlan:  # noqa: ARG002
+        return self.windows(samples)
+
+    def windows(self, samples: Samples) -> ImagePlan:
+        size = self.frames * self.mel.hop
+        count = max(1, -(-len(samples) // size)) if self.whole else 1
+        padded = np.zeros(count * size, np.float32)
+        padded[: len(samples)] = samples[: len(padded)]
+        spectrum = self.mel(padded)
+        tokens = self.token_count(len(samples))
+        notes: tuple[str, ...] = ()
+        if not self.whole:
+            spectrum = spectrum[: self._cut(len(samples))]
+            if len(samples) > size:
+                seconds = size / self.mel.rate
+                notes = (f"only the first {seconds:.0f} s are heard, the most this model takes",)
+        tiles = np.split(spectrum, count)
+        sizes = tuple((self.mel.bins, len(tile)) for tile in tiles)
+        return ImagePlan(tuple(tile[None] for tile in tiles), sizes, tokens, notes=notes)
+
+    def token_count(self, samples: int) -> int:
+        """Return how many tokens so many samples take."""
+        if self.whole:
+            windows = max(1, -(-samples // (self.frames * self.mel.hop)))
+            return windows * (self.frames // self.stride)
+        return self._halved(samples) // 2
+
+    def _halved(self, samples: int) -> int:
+        """Return the frames behind the encoder's second convolution; two at least."""
+        frames = min(-(-samples // self.mel.hop), self.frames)
+        return max(2, (frames - 1) // 2 + 1)
+
+    def _cut(self, samples: int) -> int:
+        return min(2 * self._halved(samples) + 1, self.frames)
+
+    def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:  # noqa: ARG002
+        """Return the tokens of a window."""
+        return self.frames // self.stride
+
+    def tile_type(self) -> Type:
+        return Type.contiguous((1, self.frames, self.mel.bins), torch.float32)
+
+    def largest_tile_type(self) -> Type:
+        return self.tile_type()
+
+
+def read_mel(features: Settings, bins: int) -> Mel:
+    """Read it from a feature extractor's settings, which have to fit the encoder's `bins`. Raises
+    ModelError.
+    """
+    features.choice("feature_size", (bins,), bins)
+    features.choice("dither", (0.0, 0), 0.0)
+    features.choice("padding_value", (0.0, 0), 0.0)
+    return Mel(
+        bins,
+        features.count("n_fft", 400, maximum=MAX_WIDTH),
+        features.count("hop_length", 160, maximum=MAX_WIDTH),
+        features.count("sampling_rate", RATE),
+    )

@@ -1,0 +1,186 @@
+"""Whisper's encoder (arXiv:2212.04356): two convolutions over time, the second of which halves it,
+a table of positions, pre-norm blocks whose keys have no bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mtmd.base.errors import ModelError
+from mtmd.clip.blocks import ACTIVATIONS, VitParams, vit_block
+from mtmd.kernels import ops
+from mtmd.kernels.checkpoint.canonical import Parameter, Stored
+from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
+from mtmd.kernels.graph import Node, Shape
+from mtmd.kernels.layers import Weights
+from mtmd.kernels.plan.flash_choice import AttentionForm
+
+EPS = 1e-5  # of the layer norms; configurations do not say
+KERNEL = 3
+NAMES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_out": "self_attn.out_proj",
+    "ffn_up": "fc1",
+    "ffn_down": "fc2",
+    "ln1": "self_attn_layer_norm",
+    "ln2": "final_layer_norm",
+}
+Source = Callable[[str], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class WhisperTower:
+    """`bins` of the spectrum, and `positions` behind the second convolution."""
+
+    vit: VitParams
+    bins: int
+    positions: int
+
+    @property
+    def frames(self) -> int:
+        """Mel frames of a window."""
+        return 2 * self.positions
+
+    def parameters(self, source: Source) -> Mapping[str, Parameter]:
+        """`source("conv1.weight")` lists the names it may have in a checkpoint."""
+        width, ffn = self.vit.width, self.vit.ffn
+        result: dict[str, Parameter] = {
+            "a.position_embd.weight": Parameter(
+                (self.positions, width), source("embed_positions.weight")
+            )
+        }
+        for number, channels in ((1, self.bins), (2, width)):
+            at, stored = f"a.conv1d.{number}", (width, channels, KERNEL)
+            result[f"{at}.weight"] = Parameter(
+                (width, channels, 1, KERNEL),
+                source(f"conv{number}.weight"),
+                stored,
+                lambda w: w.unsqueeze(2),
+                gguf=(
+                    Stored(
+                        (f"{at}.weight",),
+                        stored,
+                        lambda w: w.unsqueeze(2),
+                        invert=lambda w: (w.squeeze(2),),
+                    ),
+                ),
+            )
+            result[f"{at}.bias"] = Parameter(
+                (width,),
+                source(f"conv{number}.bias"),
+                gguf=(
+                    Stored(
+                        (f"{at}.bias",),
+                        (width, 1),
+                        lambda b: b.squeeze(1),
+                        invert=lambda b: (b.unsqueeze(1),),
+                    ),
+                ),
+            )
+        shapes = {
+            "ffn_up": (ffn, width),
+            "ffn_down": (width, ffn),
+            "ln1": (width,),
+            "ln2": (width,),
+        }
+        for layer in range(self.vit.layers):
+            for part, name in NAMES.items():
+                shape = shapes.get(part, (width, width))
+                kinds = {"weight": shape} | ({} if part == "attn_k" else {"bias": shape[:1]})
+                for kind, size in kinds.items():
+                    result[f"a.blk.{layer}.{part}.{kind}"] = Parameter(
+                        size, source(f"layers.{layer}.{name}.{kind}")
+                    )
+        for kind in ("weight", "bias"):
+            result[f"a.post_ln.{kind}"] = Parameter((width,), source(f"layer_norm.{kind}"))
+        return result
+
+    def graph(self, tiles: Node, w: Weights, attention: AttentionForm) -> Node:
+        """tiles [B, 1, F, M] -> [B, T, C] before the last norm, T = F / 2 rounded down: the last
+        frame of a window that is cut is seen by the first convolution alone
+        """
+        batch, _, frames, bins = tiles.shape
+        x = ops.reshape(tiles, shape=(batch, frames, bins), name="a.mel")
+        for number in (1, 2):
+            at = f"a.conv1d.{number}"
+            x = ops.conv2d(
+                x,
+                w.tensor(f"{at}.weight"),
+                w.tensor(f"{at}.bias"),
+                grid=(1, frames),
+                stride=(1, number),
+                padding=(0, 0, 1, 2 - number),  # the second needs none behind an even number
+                name=at,
+            )
+            x = ops.gelu(x, approximate="none", name=f"{at}.gelu")
+        count = frames // 2
+        table = w.tensor("a.position_embd.weight")
+        if count < self.positions:
+            table = ops.rows(table, start=0, stop=count, name="a.position_embd.rows")
+        x = ops.add(x, table, name="a.placed")
+        for layer in range(self.vit.layers):
+            x = vit_block(
+                x, layer, self.vit, w, attention=attention, blocks="a.blk", key_bias=False
+            )
+        return x
+
+
+def tower_keys(tower: WhisperTower, text_width: int) -> dict[str, object]:
+    """Return the keys of a GGUF that say its sizes."""
+    return {
+        "audio.projection_dim": text_width,
+        "audio.embedding_length": tower.vit.width,
+        "audio.feed_forward_length": tower.vit.ffn,
+        "audio.block_count": tower.vit.layers,
+        "audio.attention.head_count": tower.vit.heads,
+        "audio.num_mel_bins": tower.bins,
+        "audio.attention.layer_norm_epsilon": tower.vit.eps,
+    }
+
+
+def gguf_tower(
+    keys: Settings, shapes: Mapping[str, Shape], names: Mapping[str, str]
+) -> tuple[dict[str, object], dict[str, object]]:
+    """Return an audio_config, by the `names` of its keys, and a text_config of the same sizes."""
+    parts = {
+        "width": "embedding_length",
+        "ffn": "feed_forward_length",
+        "heads": "attention.head_count",
+        "layers": "block_count",
+    }
+    table = shapes.get("a.position_embd.weight", ())
+    audio = {names[part]: keys.get(f"audio.{key}", None) for part, key in parts.items()}
+    audio["num_mel_bins"] = keys.get("audio.num_mel_bins", None)
+    audio["max_source_positions"] = table[0] if len(table) == 2 else None
+    return audio, {"hidden_size": keys.get("audio.projection_dim", None)}
+
+
+def read_tower(c: Settings, names: Mapping[str, str], **defaults: int) -> WhisperTower:
+    """Read it from an audio_config, by the names of its keys: `width`, `ffn`, `heads`, `layers`.
+    Raises ModelError.
+    """
+    sizes = {
+        part: c.count(key, defaults[part], maximum=MAX_WIDTH)
+        for part, key in names.items()
+        if part in ("width", "ffn")
+    }
+    vit = VitParams(
+        layers=c.count(names["layers"], defaults["layers"], maximum=MAX_LAYERS),
+        heads=c.count(names["heads"], defaults["heads"], maximum=MAX_HEADS),
+        eps=EPS,
+        gelu=ACTIVATIONS[c.choice("activation_function", ("gelu",), "gelu")],
+        **sizes,
+    )
+    if vit.width % vit.heads:
+        raise ModelError(
+            f"{c.where}: {vit.heads} heads of width {vit.width}; expected heads that divide the "
+            "width"
+        )
+    return WhisperTower(
+        vit,
+        c.count("num_mel_bins", defaults["bins"], maximum=MAX_WIDTH),
+        c.count("max_source_positions", 1500, maximum=MAX_WIDTH),
+    )

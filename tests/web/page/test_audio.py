@@ -1,0 +1,89 @@
+"""Audio on the page: attached, played beside the message, recorded from a microphone, and refused
+where the model takes none.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from browsing import Visitor
+from fake_service import FakeService
+from serving import running
+from sounds import tones, wav
+
+from mtmd.clip.audio.instructions import Instructions
+
+MICROPHONE = """() => {
+    navigator.mediaDevices.getUserMedia = async () => {
+        const context = new AudioContext();
+        const tone = new OscillatorNode(context, { frequency: 440 });
+        const out = context.createMediaStreamDestination();
+        tone.connect(out);
+        tone.start();
+        return out.stream;
+    };
+}"""
+
+
+@pytest.fixture
+def talk(tmp_path):
+    path = tmp_path / "talk.wav"
+    path.write_bytes(wav(tones(1.5)))
+    return path
+
+
+@pytest.fixture
+def hearing():
+    service = FakeService()
+    service.instructions = Instructions("down", "in {language}", "into {language}", 30.0)
+    return service
+
+
+@pytest.fixture
+def listener(browser, hearing):
+    with running(hearing) as server:
+        visitor = Visitor(browser, server.url)
+        yield visitor
+        visitor.close()
+
+
+def audio_of(service):
+    return [p for p in service.tickets[-1].messages[0]["content"] if p["type"] == "audio"]
+
+
+def test_a_file_is_attached_asked_about_and_played(listener, hearing, talk):
+    page, hearing.words = listener.page, "It rises at 0:01."
+    listener.attach(talk)
+    assert page.inner_text(".thumb .video-part") == "0:01.5"
+    listener.say("what is it?")
+    (part,) = audio_of(hearing)
+    assert part["audio"].check().seconds == 1.5
+    listener.until("document.querySelector('.message.user audio').duration > 1")
+    assert listener.axe() == []
+
+
+def test_the_microphone_is_recorded(listener, hearing):
+    page = listener.page
+    page.evaluate(MICROPHONE)
+    page.click("#add")
+    page.click("#record")
+    page.wait_for_selector("#recording:not([hidden])")
+    listener.until("document.querySelector('#record-level').value > 0.1")
+    assert listener.axe() == []
+    listener.until("document.querySelector('#record-time').textContent === '0:01'")
+    page.click("#record-stop")
+    page.wait_for_selector(".thumb:not(.loading) .video-part")
+    assert page.is_hidden("#recording")
+    listener.say("what is it?")
+    (part,) = audio_of(hearing)
+    audio = part["audio"].audio(16_000)
+    assert audio.facts.rate == 16_000 and 0.7 < audio.facts.seconds < 5
+    spectrum = np.abs(np.fft.rfft(audio.samples))
+    assert abs(spectrum.argmax() / audio.facts.seconds - 440) < 5
+
+
+def test_a_model_without_audio_leaves_it_out(person, talk):
+    person.page.set_input_files("#files", str(talk))
+    person.page.wait_for_selector("text=takes pictures and videos, and no audio")
+    assert person.page.locator(".thumb").count() == 0
+    assert person.page.locator("#record").get_attribute("hidden") is not None
