@@ -355,11 +355,13 @@ def rotary_attention(
     bias: bool = True,
     out_bias: bool = True,
     norm_eps: float | None = None,
+    pairs: str = "half",
 ) -> Node:
     """Attention with rotary positions          x [B, P, C], angles [P, 2, K / 2] -> [B, P, C]
 
     `fused`: queries, keys and values have one matrix. `bias` is theirs, `out_bias` the output's.
-    `norm_eps`: each head's queries and keys are normed before they turn.
+    `norm_eps`: each head's queries and keys are normed before they turn. `pairs` as `rope` has
+    them.
     """
     names = [f"{at}.attn_{part}" for part in "qkv"]
     if fused:
@@ -374,7 +376,7 @@ def rotary_attention(
     if norm_eps is not None:
         q = w.rms_norm(q, f"{at}.attn_q_norm", norm_eps)
         k = w.rms_norm(k, f"{at}.attn_k_norm", norm_eps)
-    q, k = (ops.rope(part, angles, name=f"{part.name}.rope") for part in (q, k))
+    q, k = (ops.rope(part, angles, pairs=pairs, name=f"{part.name}.rope") for part in (q, k))
     return w.linear(
         attend(q, k, v, attention, at=at, bounds=bounds), f"{at}.attn_out", bias=out_bias
     )

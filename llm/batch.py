@@ -140,13 +140,19 @@ class Batch:
         assert self.image_at is not None
         return self.image_at
 
-    def bounds(self, window: int | None, blocks: bool, whole: bool = False) -> np.ndarray:
+    def bounds(
+        self, window: int | None, blocks: bool, whole: bool = False, chunked: bool = False
+    ) -> np.ndarray:
         """int32 [T, 2], the first and last row each token sees: `window` tokens back, itself
         counted, and, with `blocks`, on to the end of its block; `whole`: its block from the
-        beginning, too, where that is further back than the window.
+        beginning, too, where that is further back than the window. `chunked`: back to the last
+        multiple of `window`, from the beginning of its sequence.
         """
         result = np.empty((len(self.own), 2), np.int32)
-        first = self.first if window is None else np.maximum(self.first, self.own - (window - 1))
+        if chunked and window is not None:
+            first = self.own - (self.own - self.first) % window
+        else:
+            first = self.first if window is None else np.maximum(self.first, self.own - window + 1)
         result[:, 0] = np.minimum(first, self.block_first) if whole else first
         result[:, 1] = self.block_last if blocks else self.own
         return result

@@ -42,6 +42,7 @@ class ExpertNames:
     router: str = "gate"
     bias: str = "gate.e_score_correction_bias"
     shared: str = "shared_expert"
+    turned: bool = False
 
 
 def read_experts(c: Settings, layers: int, normalize: bool | None = None) -> Experts:
@@ -163,10 +164,11 @@ def expert_parameters(
                     picks_rows=True,
                 )
             )
-            ways.append(Stored(one, whole, partial(_part, which, parts), picks_rows=True))
+            if not names.turned:
+                ways.append(Stored(one, whole, partial(_part, which, parts), picks_rows=True))
             for stacked in ("switch_mlp", "experts.switch_glu"):  # MLX's
                 ways.append(Stored((f"{source}{stacked}.{part}_proj.weight",), (e, *shape)))
-            if turned:
+            if turned or names.turned:
                 turn, take = partial(_turned, which, parts), partial(_part, which, parts)
                 ways.append(Stored(one, (e, shape[1], whole[1]), turn, turned=take))
         name, both = f"{at}.ffn_{part}_exps.weight", f"{at}.ffn_{fused}_exps.weight"

@@ -80,6 +80,7 @@ FAMILIES = (
     Entry("mtmd.llm.families.lfm2", ("lfm2", "lfm2_moe"), ("lfm2", "lfm2moe")),
     Entry("mtmd.llm.families.glm4v", ("glm4v_text", "glm_ocr_text"), ("glm4",)),
     Entry("mtmd.llm.families.glm4_moe", ("glm4_moe", "glm4v_moe_text"), ("glm4moe",)),
+    Entry("mtmd.llm.families.llama4", ("llama4_text",), ("llama4",)),
     Entry("mtmd.llm.families.cohere2", ("cohere2",), ("cohere2",)),
     Entry("mtmd.llm.families.hunyuan_vl", ("hunyuan_vl_text",), ("hunyuan_vl",)),
 )

@@ -113,13 +113,19 @@ class TextInputs:
         )
 
     def bounds(
-        self, window: int | None = None, *, blocks: bool = True, whole: bool = False
+        self,
+        window: int | None = None,
+        *,
+        blocks: bool = True,
+        whole: bool = False,
+        chunked: bool = False,
     ) -> Node:
         """int32 [T, 2], which rows of the gathered pages each token sees; see `Batch.bounds`."""
         name = f"inp.bounds.{window or 'all'}{'' if blocks else '.causal'}{'.whole' * whole}"
+        name += ".chunked" * chunked
 
         def fill(batch: Batch) -> np.ndarray:
-            return batch.bounds(window, blocks, whole)
+            return batch.bounds(window, blocks, whole, chunked)
 
         return self._input(name, (self.tokens, 2), torch.int32, fill, window=window)
 

@@ -59,6 +59,25 @@ class Normalize:
         return np.stack([tables[i % 3][plane] for i, plane in enumerate(planes)])
 
 
+@dataclass(frozen=True)
+class RoundedNormalize(Normalize):
+    """The same, each step rounded to bfloat16, as some references do it."""
+
+    def planes(self, planes: np.ndarray) -> np.ndarray:
+        mean, std = (_rounded(np.array(v, np.float32))[:, None] for v in (self.mean, self.std))
+        values = _rounded(np.arange(256, dtype=np.float32) * np.float32(self.scale))
+        tables = _rounded(_rounded(values - mean) / std)
+        return np.stack([tables[i % 3][plane] for i, plane in enumerate(planes)])
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    """fp32 numbers rounded to bfloat16, halves to even, as fp32"""
+    bits = values.view(np.uint32)
+    even = (bits >> 16) & np.uint32(1)
+    rounded = (bits + np.uint32(0x7FFF) + even) & np.uint32(0xFFFF0000)
+    return np.asarray(rounded.view(np.float32))
+
+
 def read_normalize(
     image: Settings, mean: tuple[float, ...] = (0.5,) * 3, std: tuple[float, ...] = (0.5,) * 3
 ) -> Normalize:

@@ -241,12 +241,14 @@ def _by_wavelength(plain: Tensor, p: Settings, context: int) -> Tensor:
         p.number("high_freq_factor"),
     )
     old = p.number("original_max_position_embeddings", context)
-    if high <= low:
+    if high < low:
         raise ModelError(
-            f"{p.where}: high_freq_factor is {high}, expected more than low_freq_factor, {low}"
+            f"{p.where}: high_freq_factor is {high}, expected no less than low_freq_factor, {low}"
         )
     waves = 2 * math.pi / plain
     slow = torch.where(waves > old / low, plain / factor, plain)
+    if high == low:  # none is between
+        return slow
     smooth = (old / waves - low) / (high - low)
     between = (1 - smooth) * slow / factor + smooth * slow
     middle = ~(waves < old / high) & ~(waves > old / low)

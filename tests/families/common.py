@@ -90,7 +90,7 @@ class Oracle:
         def look(_: Any, __: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             seen.update(kwargs)
 
-        body = self.model.model
+        body = getattr(self.model, "model", self.model)
         text = getattr(body, "text_model", getattr(body, "language_model", body))
         hook = text.register_forward_pre_hook(look, with_kwargs=True)
         try:
@@ -225,7 +225,9 @@ def save(
         tokens.token_to_id(names["pad_token"]) if names.get("pad_token") else None
     )
     disable_progress_bar()
-    model.to(dtype).save_pretrained(folder)
+    if dtype != torch.float32:  # which would make complex buffers real
+        model.to(dtype)
+    model.save_pretrained(folder)
     model.generation_config.eos_token_id = None  # `greedy` goes on after the end of sequence
     tokens.save(str(folder / "tokenizer.json"))
     write(

@@ -25,6 +25,7 @@ MODULES = (
     "internvl",
     "glm4v",
     "aya_vision",
+    "llama4",
     "minicpmv4_6",
     "paddleocr_vl",
     "hunyuan_vl",

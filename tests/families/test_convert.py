@@ -36,6 +36,7 @@ REFUSED = {  # variants of which llama.cpp takes something else for granted
     "groups of nine patches, biases, at most 3 tiles, as published": "no biases of attention",
     "experts, a dense layer between, as published": "no layers without experts",
     "tied, biases, 6 heads on 2, as published": "has no biases of every layer",
+    "chunks of 16, temperature by 8, no norms, largest canvas": "does not say turning",
     # Published ones have heads of one size, as those of the golden files below.
     "qwen3_5": "no heads of keys that differ from those of values",
     "qwen3_next": "no heads of keys that differ from those of values",

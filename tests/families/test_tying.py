@@ -26,6 +26,7 @@ Build = Callable[[str, str], Oracle]
 Tensors = dict[str, torch.Tensor]
 TOKENS = (5, 9, 3, 7, 11, 2)
 HEAD = "lm_head.weight"
+NOT_FROM_THE_HEAD = ("llama4",)
 pytestmark = [pytest.mark.filterwarnings("ignore:.*"), pytest.mark.parametrize("row", ROWS)]
 
 
@@ -45,9 +46,12 @@ def spoilt(
     (folder / "config.json").write_text(json.dumps(config))
     tensors = load_file(folder / "model.safetensors")
     (table,) = (name for name in tensors if name.endswith("embed_tokens.weight"))
-    for name in [name for name in tensors if name.endswith(HEAD)]:
+    heads = [name for name in tensors if name.endswith(HEAD)]
+    for name in heads:
         del tensors[name]
     change(tensors, table)
+    if HEAD in tensors and heads:  # under the name that the model saves it
+        tensors[heads[0]] = tensors.pop(HEAD)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -94,6 +98,8 @@ def ours(folder: Path) -> tuple[torch.Tensor, Any]:
 def test_tensors_decide(
     row: str, change: Callable[[Tensors, str], object], build: Build, tmp_path: Path
 ) -> None:
+    if change is only_the_head and row in NOT_FROM_THE_HEAD:
+        pytest.skip("the reference does not take the table from the head")
     oracle = build(row, next(iter(ROWS[row].variants)))
     folder = spoilt(oracle, tmp_path / "model", True, change)
     expected, (actual, checkpoint) = theirs(oracle, folder), ours(folder)

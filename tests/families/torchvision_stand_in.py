@@ -64,6 +64,18 @@ def normalize(image: torch.Tensor, mean: Any, std: Any, inplace: bool = False) -
     return (image.sub_(mean) if inplace else image.sub(mean)).div_(std)
 
 
+def pad(image: torch.Tensor, padding: list[int], fill: Any = 0) -> torch.Tensor:
+    """[..., 3, H, W] with `fill` of each channel left, above, right and below, as
+    torchvision.transforms.v2.functional.pad.
+    """
+    left, top, right, bottom = padding
+    *lead, height, width = image.shape
+    colors = torch.as_tensor(fill, dtype=image.dtype).view(-1, 1, 1)
+    result = colors.expand(*lead, top + height + bottom, left + width + right).clone()
+    result[..., top : top + height, left : left + width] = image
+    return result
+
+
 def grayscale_to_rgb(image: torch.Tensor) -> torch.Tensor:
     """[..., 3, H, W] as it is, as torchvision.transforms.v2.functional.grayscale_to_rgb has it."""
     assert image.shape[-3] == 3
@@ -95,6 +107,7 @@ def torchvision_here() -> Iterator[None]:
     vars(modules[-1]).update(
         resize=resize,
         normalize=normalize,
+        pad=pad,
         grayscale_to_rgb=grayscale_to_rgb,
         InterpolationMode=InterpolationMode,
     )

@@ -26,6 +26,13 @@ POSITIONS = torch.tensor([0, 1, 2, 5, 511, 4095, 131071])
 KINDS: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 8.0},
+    "llama3 without a ramp": {
+        "rope_type": "llama3",
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 1.0,
+        "original_max_position_embeddings": 512,
+    },
     "llama3": {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -303,7 +310,7 @@ def test_position_zero_changes_nothing_and_lengths_are_kept() -> None:
         ({"rope_type": "linear"}, "factor is None, expected a number above 0"),
         (
             {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1},
-            "high_freq_factor is 1.0, expected more than",
+            "high_freq_factor is 1.0, expected no less than",
         ),
     ],
 )

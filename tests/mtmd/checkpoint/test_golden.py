@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 
 from mtmd import Finished, VideoInput, load
 from mtmd.checkpoint.open import open_checkpoint
+from mtmd.llm.families.llama4 import Temperature
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
 from mtmd.prompt.conversation import user_message
@@ -63,6 +64,7 @@ MORE = (
     "idefics2",
     "qwen2_audio",
     "voxtral",
+    "llama4",
 )
 # Files that say less than the folder: what the template writes for a picture, how many tiles.
 FOLDER_ALONE = ("granite_vision", "cohere2_vision")
@@ -115,6 +117,11 @@ def gguf(path: str, tokenizer_of: Model) -> Model:
         open_checkpoint(path_of(path)), tokenizer=tokenizer_of.checkpoint.tokenizer
     )
     settings = NOT_IN_GGUF.get(path.partition("/")[0], {})
+    if path.startswith("llama4/"):  # chunks and temperature are constants of llama.cpp's
+        text = replace(checkpoint.text, chunk=64, temperature=Temperature(32, 0.1))
+        resolution = replace(checkpoint.vision.resolution, maximum=4)
+        vision = replace(checkpoint.vision, resolution=resolution)
+        checkpoint = replace(checkpoint, text=text, vision=vision)
     if "window" in settings:
         checkpoint = replace(
             checkpoint, vision=replace(checkpoint.vision, window=settings["window"])
