@@ -11,6 +11,7 @@ to last and writes nothing but their results, so that any thread may do any unit
 
 from __future__ import annotations
 
+import platform
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -250,13 +251,41 @@ class Value:
 
     def half_to_f32(self) -> Value:
         """Convert the bits of an IEEE half."""
+        if self.e.without_halves:
+            return self._half_in_steps()
         halves = self.e.b.bitcast(self.ir, vec(ir.HalfType(), self.lanes))
         return Value(self.e, self.e.b.fpext(halves, vec(F32, self.lanes)))
 
     def f32_to_half(self) -> Value:
         """The bits of an IEEE half, to the nearest even."""
+        if self.e.without_halves:
+            return self._to_half_in_steps()
         halves = self.e.b.fptrunc(self.ir, vec(ir.HalfType(), self.lanes))
         return Value(self.e, self.e.b.bitcast(halves, vec(I16, self.lanes)))
+
+    def _half_in_steps(self) -> Value:
+        """`half_to_f32` by whole numbers."""
+        e, wide = self.e, vec(F32, self.lanes)
+        bits = self.zext(I32)
+        size = bits & 0x7FFF
+        tiny = Value(e, e.b.sitofp(size.ir, wide)) * 2.0**-24
+        normal = (size << 13) + (112 << 23)
+        number = e.select(size > 0x7BFF, (size << 13) | 0x7F800000, normal)
+        number = e.select(size < 0x400, tiny.bits(vec(I32, self.lanes)), number)
+        return (number | ((bits & 0x8000) << 16)).bits(wide)
+
+    def _to_half_in_steps(self) -> Value:
+        """`f32_to_half` by whole numbers."""
+        e, whole = self.e, vec(I32, self.lanes)
+        bits = self.bits(whole)
+        size = bits & 0x7FFFFFFF
+        # The unit of the last place of 0.5 is the smallest half: the sum is rounded to it.
+        tiny = (size.bits(vec(F32, self.lanes)) + 0.5).bits(whole) - 0x3F000000
+        normal = (size + 0xFFF + ((size >> 13) & 1) - (112 << 23)) >> 13
+        half = e.select(size < 0x38800000, tiny, normal)
+        half = e.select(size > 0x477FEFFF, e.const(I32, 0x7C00), half)  # infinite
+        half = e.select(size > 0x7F800000, e.const(I32, 0x7E00), half)
+        return (half | ((bits >> 16) & 0x8000)).trunc(I16)
 
     def bf16_to_f32(self) -> Value:
         """Convert the bits of a bfloat16."""
@@ -319,6 +348,8 @@ class Emitter:
         has: Callable[[str], bool] = lambda _: False,
     ):
         self.has = has  # whether the CPU has a feature, by LLVM's name
+        # There LLVM would call a function that is not there.
+        self.without_halves = platform.machine() in ("x86_64", "AMD64") and not has("f16c")
         self.module = ir.Module(name)
         self.function = ir.Function(self.module, ir.FunctionType(VOID, params), name)
         self.function.attributes.add("nounwind")

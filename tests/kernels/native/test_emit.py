@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,6 +105,47 @@ def test_code_for_other_cpus(tmp_path) -> None:
         x, y = np.linspace(-3, 3, 37).astype(np.float32), np.full(37, np.nan, np.float32)
         call(other.kernel(emit_function, "exp", "f32"), [x.ctypes.data, y.ctypes.data], 0, 37)
         np.testing.assert_allclose(y, np.exp(x), rtol=1e-6)
+
+
+def emit_halves(e: Emitter, lanes: int) -> None:
+    """Halves to float32, and that back."""
+    halves, wide, back = (e.arg_ptr(i) for i in range(3))
+    with e.loop(e.first, e.last) as i:
+        value = e.load(halves, vec(I16, lanes), i * lanes).half_to_f32()
+        e.store(wide, value, i * lanes)
+        e.store(back, value.f32_to_half(), i * lanes)
+
+
+def emit_to_halves(e: Emitter, lanes: int) -> None:
+    wide, halves = e.arg_ptr(0), e.arg_ptr(1)
+    with e.loop(e.first, e.last) as i:
+        e.store(halves, e.load(wide, vec(F32, lanes), i * lanes).f32_to_half(), i * lanes)
+
+
+@pytest.mark.parametrize("cpu", [None, Cpu("x86-64", "-f16c")], ids=["this", "without F16C"])
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="code for x86")
+def test_halves(cpu: Cpu | None, tmp_path) -> None:
+    """Every half, and numbers that lie between; a CPU may have no instruction for them."""
+    made = Compiler(cpu, tmp_path)
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    wide, back = np.empty(1 << 16, np.float32), np.empty_like(halves)
+    pointers = [a.ctypes.data for a in (halves, wide, back)]
+    call(made.kernel(emit_halves, 8), pointers, 0, len(halves) // 8)
+    expected = halves.view(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(wide, expected)
+    numbers = ~np.isnan(expected)
+    np.testing.assert_array_equal(back[numbers], halves[numbers])
+    assert np.isnan(back[~numbers].view(np.float16)).all()
+    size = expected[:0x7C01].copy()
+    between = np.concatenate(
+        [(size[1:] + size[:-1]) / 2, np.float32([65519.996, 65520, 1e9, 1e-9])]
+    )
+    x = np.concatenate([between, np.nextafter(between, np.float32(0)), -between])
+    x = np.resize(x, -(-len(x) // 8) * 8).astype(np.float32)
+    result = np.empty(len(x), np.uint16)
+    call(made.kernel(emit_to_halves, 8), [x.ctypes.data, result.ctypes.data], 0, len(x) // 8)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(result, x.astype(np.float16).view(np.uint16))
 
 
 def test_kept_on_disk_and_damaged_files(tmp_path) -> None:
