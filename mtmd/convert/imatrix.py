@@ -68,9 +68,11 @@ def _of_gguf(path: Path) -> dict[str, torch.Tensor]:
 
 def _of_dat(path: Path) -> dict[str, torch.Tensor]:
     with open_regular(path) as file:
-        data = file.read(BYTES_MAX + 1)
-    if len(data) > BYTES_MAX:
-        raise ModelError(f"{path} has more than {BYTES_MAX} bytes; expected an importance matrix")
+        size = file.seek(0, 2)
+        if size > BYTES_MAX:
+            raise ModelError(f"{path} has {size} bytes; expected an importance matrix")
+        file.seek(0)
+        data = file.read(size)  # a buffer is made of as many bytes as are asked for
     entries: dict[str, torch.Tensor] = {}
     position = 4
     try:

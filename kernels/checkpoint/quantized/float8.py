@@ -13,6 +13,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.quantized.integers import group_size
 from mtmd.kernels.checkpoint.quantized.parts import SCALES, Layout, Packed, Part, Parts, is_matrix
 from mtmd.kernels.checkpoint.quantized.scheme import Scheme, sizes
@@ -107,9 +108,15 @@ def _opener(
                 index = torch.arange(row, last).div_(per, rounding_mode="floor")
                 pieces.append((codes[at, row:last], heads[at, index]))
                 start += last - row
-            if len(pieces) == 1:
-                return pieces[0]
-            return torch.cat([c for c, _ in pieces]), torch.cat([h for _, h in pieces])
+            both = pieces[0]
+            if len(pieces) > 1:
+                both = torch.cat([c for c, _ in pieces]), torch.cat([h for _, h in pieces])
+            if bool(((both[0] & 0x7F) == 0x7F).any()):
+                raise ModelError(
+                    f"{parts.where}: tensor {name} has codes that are no numbers; fetch the "
+                    "checkpoint again"
+                )
+            return both
 
         return part
 

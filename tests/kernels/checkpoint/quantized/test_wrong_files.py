@@ -193,6 +193,7 @@ OPENED: list[tuple[str, Change, str]] = [
 ]
 READ: list[tuple[str, Change, str]] = [
     ("fp8", poison("weight_scale_inv", float("inf")), "has scales that are no finite numbers"),
+    ("fp8", poison("weight", float("nan")), "weight has codes that are no numbers"),
     ("gptq", poison("scales", float("nan")), "has scales that are no finite numbers"),
     ("nvfp4", poison("weight_scale", -1.0), "has scales that are negative or no finite numbers"),
     ("nvfp4", poison("weight_scale", float("nan")), "has scales that are negative or no finite"),
