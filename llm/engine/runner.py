@@ -36,6 +36,7 @@ from mtmd.llm.state import KV, PAGE, Cache, KVType, Layers, Mirror, states_by_na
 # launches, and of the reads of weights.
 PREFILL, LARGE_PREFILL = 512, 2048
 ATTENTION = ("attention", "paged_attention")
+LAST_NORM = "output_norm"  # node whose rows are the states that logits are computed from
 PLANS = 128  # kept for shapes that come again; some MiB each, of a large model
 FALLBACKS = 16  # every length of prompt has a plan of its own; what they refuse is much the same
 
@@ -93,6 +94,7 @@ class Runner:
         the first of the backends each layer prefers. `adapters` that sequences may choose; those of
         `always` change products in every batch, each as much as its scale says.
         """
+        self._gives_states = False
         self.adapters, self.always = tuple(adapters), tuple(always)
         self.sharding, self.split = sharding, split
         self.devices: tuple[Backend, ...] = split.devices if split else (backends[0],)
@@ -143,8 +145,13 @@ class Runner:
                 ),
             ],
         )
-        logits = self.family.graph(inputs, weights, form or self.flash.form)
-        return [*inputs.saved, logits]
+        output = self.family.graph(inputs, weights, form or self.flash.form)
+        if self._gives_states:
+            while output.name != LAST_NORM:
+                first = output.inputs[0]
+                assert first is not None
+                output = first
+        return [*inputs.saved, output]
 
     @property
     def all_adapters(self) -> tuple[int, ...]:
@@ -291,6 +298,15 @@ class Runner:
         result.pages = 1 + self.pages_for(result.context)
         result._plan = MadeOnce(result._make_plan, PLANS)
         result._executor = MadeOnce(result._make_executor, PLANS)
+        return result
+
+    def states(self) -> Runner:
+        """The same with a cache of one sequence, which gives what the last norm makes of a row, the
+        state [D] that logits are computed from, in place of the logits: a vector of all that was
+        read up to there.
+        """
+        result = self.small(self.context)
+        result._gives_states = True
         return result
 
     @property

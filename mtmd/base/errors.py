@@ -38,7 +38,7 @@ class ModelError(MtmdError):
 
 
 class DualEncoderError(ModelError):
-    """The checkpoint is a dual encoder's, where one is expected that writes."""
+    """The checkpoint gives vectors, where one is expected that writes."""
 
 
 class OptionError(MtmdError):

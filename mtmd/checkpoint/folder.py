@@ -15,6 +15,7 @@ from mtmd.checkpoint.checkpoint import (
     placeholders,
     unread_audio,
 )
+from mtmd.checkpoint.pooling import gives_last_state
 from mtmd.checkpoint.sampling import GENERATION_CONFIG, of_config, of_generation_config
 from mtmd.checkpoint.stored import refused_by_name, text_as_stored, tying
 from mtmd.clip.audio_family import AudioFamily, audio_family
@@ -32,9 +33,11 @@ from mtmd.llm.tokenizer.tokenizer import Tokenizer
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
-def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
+def open_folder(folder: Path, template: Path | None = None, *, vectors: bool = False) -> Checkpoint:
     """Everything checked that can be without reading weights; of these, tables for tokens and for
-    outputs are compared where there are both. Raises ModelError saying which file is wrong and how.
+    outputs are compared where there are both. `vectors`: a model is expected that gives those.
+    Raises ModelError saying which file is wrong and how, DualEncoderError for a model that gives
+    vectors where one is expected that writes.
     """
     settings = read_config(folder, required=False)
     with refused_by_name(folder):
@@ -48,6 +51,11 @@ def open_folder(folder: Path, template: Path | None = None) -> Checkpoint:
         raise DualEncoderError(
             f"{folder} is a dual encoder, which gives vectors and no answers; use `mtmd embed`, or "
             "`mtmd.load_embedder`"
+        )
+    if not vectors and gives_last_state(folder):
+        raise DualEncoderError(
+            f"{folder} is an embedding model, which gives vectors and no answers; use `mtmd "
+            "embed`, or `mtmd.load_embedder`"
         )
     where = str(folder)
     vision, (kind, config) = _families(folder, settings)

@@ -1,4 +1,4 @@
-"""`mtmd embed`: vectors of pictures and texts, from dual encoders: CLIP, SigLIP, SigLIP 2."""
+"""`mtmd embed`: vectors of pictures and texts, from dual encoders and embedding models."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "--model",
         required=True,
         metavar="MODEL",
-        help="a dual encoder: folder, or org/name on the Hugging Face hub",
+        help="a dual encoder or an embedding model: folder, or org/name on the Hugging Face hub",
     )
     add_list_argument(sub)
     sub.add_argument(

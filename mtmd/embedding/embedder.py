@@ -19,6 +19,9 @@ from mtmd.base.cores import OthersWatch
 from mtmd.base.errors import DeviceMemoryError, ModelError, OptionError, PromptError
 from mtmd.base.options import defaults_of
 from mtmd.base.text import mib
+from mtmd.checkpoint.facts import CheckpointFacts, facts_of_weights
+from mtmd.checkpoint.folder import open_folder
+from mtmd.checkpoint.pooling import POOLING, gives_last_state
 from mtmd.clip.dual.family import FAMILIES
 from mtmd.clip.dual.text_encoder import BATCH as TEXTS_AT_ONCE
 from mtmd.clip.dual.text_encoder import TextEncoder
@@ -27,6 +30,7 @@ from mtmd.clip.image.decode import Picture
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement, preprocessing_facts
+from mtmd.embedding.decoder_embedder import DecoderEmbedder
 from mtmd.embedding.dual_checkpoint import DualCheckpoint, is_dual_folder, open_dual
 from mtmd.embedding.receipt import EmbeddingReceipt, Embeddings, TextReceipt, Vectors
 from mtmd.environment import kernels_from_environment
@@ -100,6 +104,21 @@ class Embedder:
     def width(self) -> int:
         """Numbers in a vector."""
         return self.checkpoint.family.width
+
+    @property
+    def context(self) -> int:
+        """Tokens that are read of a text."""
+        return self.checkpoint.family.text.context
+
+    @property
+    def facts(self) -> CheckpointFacts:
+        """Return what the model's files say of themselves."""
+        checkpoint = self.checkpoint
+        return facts_of_weights([checkpoint.weights], checkpoint.architecture, self.width)
+
+    def is_cut(self, text: str) -> bool:
+        """Return whether a text is not read to its end."""
+        return self.checkpoint.tokens(text)[1]
 
     def weights_read(self) -> tuple[int, int]:
         """Bytes of weights that are where they are needed, and of all of them."""
@@ -321,9 +340,11 @@ class Embedder:
             )
 
 
-def load_embedder(model: str | PathLike[str], *, progress: bool = False, **chosen: Any) -> Embedder:
-    """A dual encoder (CLIP, SigLIP, SigLIP 2) from a checkpoint folder or, as org/name, from the
-    Hugging Face hub.
+def load_embedder(
+    model: str | PathLike[str], *, progress: bool = False, **chosen: Any
+) -> Embedder | DecoderEmbedder:
+    """A dual encoder (CLIP, SigLIP, SigLIP 2) or an embedding model made of a decoder
+    (Qwen3-VL-Embedding) from a checkpoint folder or, as org/name, from the Hugging Face hub.
 
     `chosen`: device, dtype, flash_attn, override_tensor, refuse, threads and preprocess of
     `LoadOptions`.
@@ -344,17 +365,23 @@ def load_embedder(model: str | PathLike[str], *, progress: bool = False, **chose
             "openai/clip-vit-base-patch32"
         )
     result = resolve_model(model, progress)
-    if not (result.path.is_dir() and is_dual_folder(result.path)):
-        raise ModelError(
-            f"{model} is no dual encoder; expected a checkpoint folder of model_type "
-            f"{', '.join(FAMILIES)}; `mtmd describe` takes models that answer"
-        )
     local = result.path.resolve().name == str(model).rstrip("/").rpartition("/")[2]
+    name = None if local else str(model)
     with made_on_the_host():
-        return Embedder(open_dual(result.path), settings, name=None if local else str(model))
+        if result.path.is_dir() and is_dual_folder(result.path):
+            return Embedder(open_dual(result.path), settings, name=name)
+        if result.path.is_dir() and gives_last_state(result.path):
+            return DecoderEmbedder(open_folder(result.path, vectors=True), settings, name=name)
+    raise ModelError(
+        f"{model} is no dual encoder; expected a checkpoint folder of model_type "
+        f"{', '.join(FAMILIES)}, or an embedding model with {POOLING}; `mtmd describe` takes "
+        "models that answer"
+    )
 
 
-def load_embedder_of(model: str, chosen: Mapping[str, Any], *, progress: bool = False) -> Embedder:
+def load_embedder_of(
+    model: str, chosen: Mapping[str, Any], *, progress: bool = False
+) -> Embedder | DecoderEmbedder:
     """Do what `load_embedder` does, with the fields of `LoadOptions` that a command line has.
     Raises OptionError for one that is set, and that a dual encoder has no use for.
     """

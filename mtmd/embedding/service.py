@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from mtmd.base.errors import BusyError, DeviceError, MtmdError, PromptError
-from mtmd.checkpoint.facts import CheckpointFacts, facts_of_weights
+from mtmd.checkpoint.facts import CheckpointFacts
 from mtmd.clip.image.decode import Picture
+from mtmd.embedding.decoder_embedder import DecoderEmbedder
 from mtmd.embedding.embedder import Embedder
 from mtmd.embedding.receipt import Embeddings
 from mtmd.kernels.report.warmup_report import WarmupReport
@@ -32,7 +33,7 @@ class EmbeddingService:
     failure: str | None = None
     """As of `Service`."""
 
-    def __init__(self, embedder: Embedder) -> None:
+    def __init__(self, embedder: Embedder | DecoderEmbedder) -> None:
         self.embedder = embedder
         self._changed, self._stats = threading.Condition(), ServiceStats(slots=1)
         self._closed = False
@@ -52,13 +53,12 @@ class EmbeddingService:
     @property
     def context(self) -> int:
         """Tokens that are read of a text."""
-        return self.embedder.checkpoint.family.text.context
+        return self.embedder.context
 
     @property
     def checkpoint_facts(self) -> CheckpointFacts:
         """Return what the model's files say of themselves."""
-        checkpoint = self.embedder.checkpoint
-        return facts_of_weights([checkpoint.weights], checkpoint.architecture, self.width)
+        return self.embedder.facts
 
     @property
     def warmup_report(self) -> WarmupReport:
@@ -95,7 +95,7 @@ class EmbeddingService:
 
     def _check_read(self, texts: Sequence[str]) -> None:
         for number, text in enumerate(texts, 1):
-            if self.embedder.checkpoint.tokens(text)[1]:
+            if self.embedder.is_cut(text):
                 raise PromptError(
                     f"text {number}: found more than the {self.context} tokens that the model "
                     "reads; shorten it, or let its end be cut"

@@ -25,6 +25,7 @@ from mtmd.base.tracebacks import traceback_text
 from mtmd.base.turns import Turns, acquire_turn, release_turn, set_owner
 from mtmd.checkpoint.facts import facts_of
 from mtmd.checkpoint.hub import is_demo, resolve_model
+from mtmd.embedding.decoder_embedder import DecoderEmbedder
 from mtmd.embedding.embedder import Embedder, load_embedder_of
 from mtmd.embedding.service import EmbeddingService
 from mtmd.engine_process.link import CAN_SEND_NOW, Link, LinkClosedError
@@ -224,14 +225,14 @@ class EngineProcess:
         logging.getLogger("mtmd").setLevel(log_level)
         progress = sys.stderr.isatty()
         try:
-            model: Model | Embedder = load(name, progress=progress, **chosen)
+            model: Model | Embedder | DecoderEmbedder = load(name, progress=progress, **chosen)
         except DualEncoderError:
             assert name is not None  # the demo model is none
             model = load_embedder_of(name, chosen, progress=progress)
         self._take(model, chosen)
         return isinstance(model, Model)
 
-    def _take(self, model: Model | Embedder, chosen: dict[str, Any]) -> None:
+    def _take(self, model: Model | Embedder | DecoderEmbedder, chosen: dict[str, Any]) -> None:
         if chosen.get("threads") is None and model.checkpoint.weight_bytes < ONE_THREAD_BYTES:
             ask_threads(1, "as the model is very small")
         if isinstance(model, Model):
@@ -285,14 +286,14 @@ class EngineProcess:
         return {"limits": limits, "free": {s: n for s, n in free.items() if n is not None}}
 
     def _warm_up(self) -> Any:
-        if isinstance(self.model, Embedder):
+        if isinstance(self.model, (Embedder, DecoderEmbedder)):
             return self.model.warm_up()
         return self.model.warm_up(lambda done, total: self._outbox.put(Compiled(done, total)))
 
     def _begin(self, queue: int, share_cache: bool, hang_s: float | None) -> dict[str, Any]:
         """Start the service; return what does not change of it."""
         writes = isinstance(self.model, Model)
-        if isinstance(self.model, Embedder):
+        if isinstance(self.model, (Embedder, DecoderEmbedder)):
             self._service = EmbeddingService(self.model)
         else:
             service = self._service = Service(
