@@ -366,12 +366,12 @@ def load_embedder(
         )
     result = resolve_model(model, progress)
     local = result.path.resolve().name == str(model).rstrip("/").rpartition("/")[2]
-    name = None if local else str(model)
+    called = None if local else str(model)
     with made_on_the_host():
         if result.path.is_dir() and is_dual_folder(result.path):
-            return Embedder(open_dual(result.path), settings, name=name)
+            return Embedder(open_dual(result.path), settings, name=called)
         if result.path.is_dir() and gives_last_state(result.path):
-            return DecoderEmbedder(open_folder(result.path, vectors=True), settings, name=name)
+            return DecoderEmbedder(open_folder(result.path, vectors=True), settings, name=called)
     raise ModelError(
         f"{model} is no dual encoder; expected a checkpoint folder of model_type "
         f"{', '.join(FAMILIES)}, or an embedding model with {POOLING}; `mtmd describe` takes "

@@ -93,7 +93,7 @@ class EngineProcess:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._outbox = Outbox(link, end_by, sends_now=CAN_SEND_NOW)
-        self._model: Model | Embedder | None = None
+        self._model: Model | Embedder | DecoderEmbedder | None = None
         self._service: Service | EmbeddingService | None = None
         self._tickets: dict[int, Ticket] = {}
         self._pending: dict[int, _Pending] = {}
