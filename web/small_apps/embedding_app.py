@@ -123,7 +123,7 @@ def _refusals(app: GatedFlask, model: ServedModel) -> None:
         return in_its_form(
             ApiError(
                 400,
-                f"{model.name!r} is a dual encoder, which gives vectors (POST /v1/embeddings) and "
+                f"{model.name!r} gives vectors (POST /v1/embeddings) and "
                 "writes no answers; serve a model that does",
                 param="model",
                 code="no_answers",
