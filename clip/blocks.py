@@ -247,11 +247,11 @@ def position_buckets(grid: tuple[int, int], positions: int) -> torch.Tensor:
     return (row[:, None] * positions + column).flatten()
 
 
-def learned_queries(name: str, batch: int, w: Weights) -> Node:
-    """The queries of a resampler [N, D], once for each tile          -> [B, N, D]"""
+def learned_queries(name: str, batch: int, w: Weights, times: int = 1) -> Node:
+    """The rows of a table [N, D], once for each tile, or so many times          -> [B, N, D]"""
     table = w.tensor(name)
-    count, width = table.shape
-    at = torch.arange(count).repeat(batch)
+    count, width = table.shape[0] * times, table.shape[1]
+    at = torch.arange(table.shape[0]).repeat(batch * times)
     rows = graph_input("inp.queries", tuple(at.shape), at.dtype, lambda _: at)
     return ops.reshape(
         ops.take_rows(table, rows, name=f"{name}.rows"),

@@ -43,6 +43,7 @@ FAMILIES = (
         "mtmd.clip.families.gemma4.unified", ("gemma4_unified",), ("gemma4uv",), ("gemma4_unified",)
     ),
     Entry("mtmd.clip.families.idefics2", ("idefics2",)),
+    Entry("mtmd.clip.families.mllama", ("mllama",)),
     Entry("mtmd.clip.families.idefics3", ("idefics3", "smolvlm"), ("idefics3",)),
     Entry("mtmd.clip.families.llava.vision", ("llava", "llava_next"), ("mlp",)),
     Entry("mtmd.clip.families.llava.onevision", ("llava_onevision",)),
@@ -136,6 +137,19 @@ class PrefixFamily(Protocol):
 
     template: str
     """How messages become a prompt, where a checkpoint has no chat template, as published ones."""
+
+
+@runtime_checkable
+class ContextFamily(Protocol):
+    """A family whose pictures are one token each, and from which a decoder's tokens attend to the
+    embeddings (cross attention).
+    """
+
+    pictures: int
+    """The most pictures of a prompt."""
+
+    def real_rows(self, plan: ImagePlan) -> int:
+        """Return how many of a picture's embeddings, the first ones, are no padding."""
 
 
 @runtime_checkable

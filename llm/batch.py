@@ -21,7 +21,8 @@ MIN_GATHERED = 8  # pages of a larger batch: to gather so many takes next to not
 @dataclass(frozen=True)
 class BatchShape:
     """Describes what a plan is made for: T tokens of S sequences, M of them given as embeddings, R
-    rows of logits, P pages of the past; `adapters` that some of the sequences have, by number.
+    rows of logits, P pages of the past; `adapters` that some of the sequences have, by number;
+    `context` rows whose keys and values are stored for tokens to attend to.
     """
 
     tokens: int
@@ -30,6 +31,7 @@ class BatchShape:
     sequences: int = 1
     pages: int = 1
     adapters: tuple[int, ...] = ()
+    context: int = 0
 
     def rounded(self, in_place: bool = False, table: int | None = None) -> BatchShape:
         """A shape that holds this one. There are few such shapes, so that few plans are made: rows
@@ -55,7 +57,9 @@ class BatchShape:
             maximum = _power_of_two(self.requested) if in_place else _rounded(self.requested)
             requested = tokens if tokens <= FEW else min(maximum, tokens)
         pages = self._table(in_place, table, tokens)
-        return BatchShape(tokens, images, requested, sequences, pages, self.adapters)
+        return BatchShape(
+            tokens, images, requested, sequences, pages, self.adapters, _rounded(self.context)
+        )
 
     def _table(self, in_place: bool, table: int | None, tokens: int) -> int:
         """Pages of the rounded shape."""
@@ -96,7 +100,9 @@ class Batch:
     [S + 1], where each sequence begins among the tokens; sequence_slots int64 [S]; pages int64 [P],
     those of all sequences' pasts. images [M, D] are put at rows image_at; logits are computed for
     `requested`, and `answers` of them mean something. fp32 [T, N]: `scales` of N adapters, of which
-    `adapters` are applied to any of the tokens.
+    `adapters` are applied to any of the tokens. Where tokens attend to a context: `context` [N, D]
+    is stored at rows context_slots, int64 [N]; sights int64 [T, 4] say what each token sees, as
+    `spans.sight` does, of its sequences' rows one after another.
     """
 
     tokens: np.ndarray
@@ -116,6 +122,9 @@ class Batch:
     cache: Cache
     scales: np.ndarray
     adapters: tuple[int, ...] = ()
+    context: Tensor | None = None
+    context_slots: np.ndarray | None = None
+    sights: np.ndarray | None = None
 
     @property
     def shape(self) -> BatchShape:
@@ -126,7 +135,13 @@ class Batch:
             len(self.sequence_slots),
             len(self.pages),
             self.adapters,
+            0 if self.context is None else len(self.context),
         )
+
+    def context_bounds(self) -> np.ndarray:
+        """int32 [T, 2]"""
+        assert self.sights is not None
+        return self.sights[:, :2].astype(np.int32)
 
     def scales_of(self, adapter: int) -> np.ndarray:
         """fp32 [T, 1]"""

@@ -59,6 +59,33 @@ def cache_keys_values(k: Node, v: Node, layer: int, inputs: TextInputs) -> KeysV
     return keys, values
 
 
+def context_keys_values(k: Node, v: Node, layer: int, inputs: TextInputs, kv: KV) -> KeysValues:
+    """k, v [N, G, K] of what tokens attend to, written to the layer's state -> all keys and values
+    of the contexts of the batch's sequences, [1, S, G, K] each
+    """
+    quantized = {"quant": inputs.kv.quant} if inputs.kv.quant else {}
+    cache = ops.kv_store(
+        inputs.state(layer, kv),
+        k,
+        v,
+        inputs.context_slots(),
+        name=f"blk.{layer}.kv_store",
+        **quantized,
+    )
+    keys, values = (
+        ops.gather_pages(
+            cache,
+            inputs.context_pages(kv.rows),
+            which=which,
+            size=PAGE,
+            name=f"blk.{layer}.{name}",
+            **inputs.kv.read_as(inputs.dtype, kv.head),
+        )
+        for which, name in enumerate(("keys", "values"))
+    )
+    return keys, values
+
+
 def queries_keys_values(
     x: Node, at: str, w: Weights, *, heads: int, groups: int, bias: bool = False
 ) -> tuple[Node, Node, Node]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.graph import Node, constant, graph_input
 from mtmd.llm.batch import Batch, BatchShape
-from mtmd.llm.state import KVType, State
+from mtmd.llm.state import PAGE, KVType, State
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,54 @@ class TextInputs:
 
     def image_at(self) -> Node:
         return self._input("inp.image_at", (self.images,), torch.int64, Batch.image_positions)
+
+    def context_rows(self) -> Node:
+        """[N, D], what is stored for tokens to attend to; where that is nothing, a row that is put
+        where nobody looks, so that graphs of all batches cut these states among ranks alike.
+        """
+        shape = (self.batch.context or 1, self.image_width)
+
+        def fill(batch: Batch) -> torch.Tensor:
+            return torch.zeros(shape) if batch.context is None else batch.context
+
+        return self._input("inp.context", shape, self.dtype, lambda b: fill(b).to(self.dtype))
+
+    def context_slots(self) -> Node:
+        def fill(batch: Batch) -> np.ndarray:
+            unseen = batch.cache.sequences * batch.cache.context
+            return np.array([unseen]) if batch.context_slots is None else batch.context_slots
+
+        return self._input("inp.context_slots", (self.batch.context or 1,), torch.int64, fill)
+
+    def context_pages(self, rows: int) -> Node:
+        """int64 [P], the pages of the sequences' contexts of so many rows, one after another."""
+        each = rows // PAGE
+
+        def fill(batch: Batch) -> np.ndarray:
+            result: np.ndarray = batch.sequence_slots[:, None] * each + np.arange(each)
+            return result.reshape(-1)
+
+        shape = (self.batch.sequences * each,)
+        return self._input("inp.context_pages", shape, torch.int64, fill, starts=self.starts)
+
+    def context_bounds(self) -> Node:
+        """int32 [T, 2], which rows of the contexts each token attends to."""
+        return self._input(
+            "inp.context_bounds", (self.tokens, 2), torch.int32, Batch.context_bounds
+        )
+
+    def context_factor(self, which: int) -> Node:
+        """[T, 1]: 1 for tokens that attend to a context (0), or that a picture stands before (1),
+        else 0.
+        """
+        return self._input(
+            f"inp.context_factor.{which}",
+            (self.tokens, 1),
+            self.dtype,
+            lambda b: torch.from_numpy(cast("np.ndarray", b.sights)[:, 2 + which : 3 + which]).to(
+                self.dtype
+            ),
+        )
 
     def requested_rows(self) -> Node:
         return self._input(

@@ -54,16 +54,22 @@ class KVType:
 
 @dataclass(frozen=True)
 class KV:
-    """Keys and values of every token: groups G, head size K."""
+    """Keys and values of every token: groups G, head size K. With `rows`, those of what tokens
+    attend to beside each other, such as pictures: so many rows, of whole pages, for each sequence.
+    """
 
     groups: int
     head: int
+    rows: int = 0
 
     name = "kv"
 
     def type(self, sequences: int, pages: int, dtype: torch.dtype, kv: KVType) -> Type:  # noqa: ARG002
-        """[2, S, G, K], S = pages * PAGE; bytes of a head in place of K where it is quantized"""
-        return Type.contiguous((2, pages * PAGE, self.groups, kv.row(self.head)), kv.dtype)
+        """[2, S, G, K], S = pages * PAGE or sequences * rows; bytes of a head in place of K where
+        it is quantized
+        """
+        rows = sequences * self.rows if self.rows else pages * PAGE
+        return Type.contiguous((2, rows, self.groups, kv.row(self.head)), kv.dtype)
 
     def part(self, groups: int) -> KV:
         return replace(self, groups=groups)
@@ -106,6 +112,12 @@ class DeltaState:
 
 State: TypeAlias = "KV | ConvWindow | DeltaState"
 Layers: TypeAlias = "Sequence[Sequence[State]]"
+
+
+def context_rows(layers: Layers) -> int:
+    """Return how many rows of a context the layers keep for each sequence, 0 for none."""
+    rows = (s.rows for states in layers for s in states if isinstance(s, KV))
+    return max(rows, default=0)
 
 
 def states_by_name(layers: Layers) -> dict[str, State]:
@@ -157,6 +169,7 @@ class Cache:
         self.mirror = mirror
         self.sequences, self.pages, self.in_place = sequences, pages, in_place
         self.paged = paged
+        self.context = context_rows(layers)
         self._states = states_by_name(layers)
         self.tensors: Mapping[str, Tensor] = {
             name: _zeros(state.type(sequences + 1, pages, dtype, kv), device_of(name))

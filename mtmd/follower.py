@@ -73,7 +73,7 @@ class Follower:
     def do_forward(self, head: Head, tensors: list[Tensor]) -> None:
         values: dict[str, Any] = {"images": None, "image_at": None}
         for name, tensor in zip(head["names"], tensors, strict=True):
-            values[name] = tensor if name == "images" else tensor.numpy()
+            values[name] = tensor if name in ("images", "context") else tensor.numpy()
         values |= {"answers": head["answers"], "adapters": tuple(head["adapters"])}
         batch = Batch(**values, cache=self.caches[head["cache"]])
         runner = self.loaded.runner

@@ -29,7 +29,7 @@ from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.scheduler import Scheduler, Step
 from mtmd.llm.engine.sequence import Sequence, State
 from mtmd.llm.engine.snapshots import Snapshots
-from mtmd.llm.engine.spans import Span, blocks, identities, lay_out, stretch
+from mtmd.llm.engine.spans import Span, blocks, context_of, identities, lay_out, seen_in, stretch
 from mtmd.llm.engine.speculation import MAX_ROWS, Mode, speculation
 from mtmd.llm.plan_maker import PlanMaker
 from mtmd.llm.sampling.batch_sampler import Sampled
@@ -119,7 +119,10 @@ class Engine:
         """
         self.runner.check(prompt.spans)
         spans, position = lay_out(prompt.spans, 0)
-        total, keys = sum(map(len, spans)), page_keys(list(identities(spans)), PAGE, prompt.salt)
+        pictures, each = seen_in(spans), list(identities(spans))
+        # What tokens attend to beside each other counts for the first of them, too.
+        salt = prompt.salt + b"".join(each[picture.at] for picture in pictures)
+        total, keys = sum(map(len, spans)), page_keys(each, PAGE, salt)
         sequence = Sequence(
             total,
             tuple(blocks(spans)),
@@ -127,6 +130,7 @@ class Engine:
             position=position,
             owner=prompt.owner,
             adapters=prompt.adapters,
+            pictures=pictures,
             prompt_tokens=total,
             scores=None if prompt.prompt_alternatives is None else [],
         )
@@ -219,7 +223,12 @@ class Engine:
         # Logits of all or of none: rows of a batch that only reads prompts are not worth a plan.
         requested = any(count >= s.left or is_scored(s) for s, count in step.parts)
         rows = [scored + sampled for _, scored, sampled in _logit_rows(step)]
-        return make_batch(parts, self.cache, requested, rows)
+        context = {
+            sequence: context_of(self._prompts[sequence].spans)
+            for sequence, _ in parts
+            if sequence.pictures and not sequence.context_stored
+        }
+        return make_batch(parts, self.cache, requested, rows, context)
 
     def _next_spans(self, sequence: Sequence, count: int) -> list[Span]:
         """The next tokens of a sequence, laid out."""

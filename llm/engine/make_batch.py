@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.engine.sequence import Sequence
-from mtmd.llm.engine.spans import AXES, Span, blocks, lay_out
+from mtmd.llm.engine.spans import AXES, Span, blocks, lay_out, sight
 from mtmd.llm.state import PAGE, Cache
 
 
@@ -20,6 +20,7 @@ def make_batch(
     cache: Cache,
     needs_logits: bool = True,
     rows: abc.Sequence[int] | None = None,
+    context: abc.Mapping[Sequence, abc.Sequence[Tensor]] | None = None,
 ) -> Batch:
     """The next spans of one or several sequences, each in a slot of its own, as one batch. The
     sequences stay as they are: a batch may be made for nothing, where memory is short for it.
@@ -28,11 +29,13 @@ def make_batch(
     Spans that are not laid out go on
     at the sequence's position. Rows are added up to a shape that there are few of; logits of the
     sequences come first. In a cache that is read in place, images are filled up by the last row of
-    theirs, which is put where it is once more: then there is no room needed for them.
+    theirs, which is put where it is once more: then there is no room needed for them. `context`:
+    what is to be stored for sequences' tokens to attend to (`context_of`).
     """
     made = _Making(cache)
     for sequence, spans in parts:
         made.add(sequence, spans)
+        made.add_context(sequence, (context or {}).get(sequence, ()))
     return made.finish((rows or [1] * len(parts)) if needs_logits else [])
 
 
@@ -60,6 +63,15 @@ class _Making:
     image_at: list[int] = field(default_factory=list)
     adapters: list[tuple[int, tuple[float, ...]]] = field(default_factory=list)
     """Tokens of a sequence, and the scales of its adapters."""
+    sights: list[tuple[int, int, int, int]] = field(default_factory=list)
+    context: list[Tensor] = field(default_factory=list)
+    context_slots: list[int] = field(default_factory=list)
+
+    def add_context(self, sequence: Sequence, rows: abc.Sequence[Tensor]) -> None:
+        assert sequence.slot is not None
+        first = sequence.slot * self.cache.context
+        self.context += rows
+        self.context_slots += range(first, first + sum(map(len, rows)))
 
     def add(self, sequence: Sequence, spans: abc.Sequence[Span]) -> None:
         assert sequence.slot is not None
@@ -77,7 +89,7 @@ class _Making:
                     (span,), position = lay_out([span], position)
                 assert span.positions is not None
                 self.positions.append(span.positions)
-            if span.embeddings is not None:
+            if span.embeddings is not None and span.real is None:
                 self.images.append(span.embeddings)
                 self.image_at += range(len(self.tokens), len(self.tokens) + len(span))
             self.tokens += span.tokens
@@ -85,6 +97,11 @@ class _Making:
             self.slots += [pages[i // PAGE] * PAGE + i % PAGE for i in range(start, stop)]
             self.marks += [(base, base + i, base + i, base + i) for i in range(start, stop)]
             length = stop
+        if self.cache.context:
+            first = len(self.sequence_slots) * self.cache.context
+            for token in range(sequence.done, length):
+                begin, end, sees, shown = sight(sequence.pictures, token)
+                self.sights.append((first + begin, first + end, sees, shown))
         done, at = sequence.done, len(self.marks) - (length - sequence.done)
         begun = {stop: start for start, stop in sequence.blocks}
         for start, stop in blocks(spans):
@@ -106,7 +123,13 @@ class _Making:
         ]
         answers = len(requested)
         shape = BatchShape(
-            len(self.tokens), images, answers, sequences, len(self.pages), self._applied()
+            len(self.tokens),
+            images,
+            answers,
+            sequences,
+            len(self.pages),
+            self._applied(),
+            len(self.context_slots),
         ).rounded(self.cache.in_place, self.cache.pages if self.cache.paged else None)
         spare = shape.tokens - len(self.tokens)
         requested += [0] * (shape.requested - answers)
@@ -123,6 +146,7 @@ class _Making:
             self.slots += [i % PAGE for i in range(spare)]
             self.marks += [(0, 0, 0, 0)] * spare
             self.positions += [range(1)] * spare
+        context = self._context(shape)
         empty = shape.sequences - sequences
         self.starts += [self.starts[-1]] * (empty - 1) + [shape.tokens] * min(empty, 1)
         self.sequence_slots += [self.cache.sequences] * empty
@@ -145,7 +169,25 @@ class _Making:
             self.cache,
             self._scales(shape.tokens),
             shape.adapters,
+            *context,
         )
+
+    def _context(
+        self, shape: BatchShape
+    ) -> tuple[Tensor | None, np.ndarray | None, np.ndarray | None]:
+        """Return what is stored, where, and what each token sees; rows too many go unseen."""
+        if not self.cache.context:
+            return None, None, None
+        unseen: list[tuple[int, int, int, int]] = [(0, -1, 0, 0)]
+        sights = np.array(self.sights + unseen * (shape.tokens - len(self.sights)), np.int64)
+        if not self.context:
+            return None, None, sights
+        rows = torch.cat(self.context)
+        spare = shape.context - len(rows)
+        rows = torch.cat((rows, rows.new_zeros(spare, rows.shape[1])))
+        first = self.cache.sequences * self.cache.context
+        slots = [*self.context_slots, *(first + i % self.cache.context for i in range(spare))]
+        return rows, _numbers(slots), sights
 
     def _applied(self) -> tuple[int, ...]:
         """The adapter that some of the sequences have; all there are where these have several, as

@@ -26,11 +26,11 @@ from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
 from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.sequence import Sequence
-from mtmd.llm.engine.spans import Span, cut, lay_out
+from mtmd.llm.engine.spans import Span, context_of, cut, lay_out, seen_in
 from mtmd.llm.engine.speculation import Pace
 from mtmd.llm.family import TextFamily
 from mtmd.llm.inputs import TextInputs
-from mtmd.llm.state import KV, PAGE, Cache, KVType, Layers, Mirror, states_by_name
+from mtmd.llm.state import KV, PAGE, Cache, KVType, Layers, Mirror, context_rows, states_by_name
 
 # Tokens of a prefill batch: of a device that needs many to be busy, 2,048 take a quarter of the
 # launches, and of the reads of weights.
@@ -199,7 +199,11 @@ class Runner:
         return {
             "decode": BatchShape(1, pages=pages, adapters=self.all_adapters),
             "prefill": BatchShape(
-                maximum, min(images, maximum), pages=pages, adapters=self.all_adapters
+                maximum,
+                min(images, maximum),
+                pages=pages,
+                adapters=self.all_adapters,
+                context=context_rows(self.family.layers),
             ),
         }
 
@@ -394,16 +398,25 @@ class Runner:
         observe: Observer | None = None,
         *,
         needs_logits: bool = True,
+        context: abc.Mapping[Sequence, abc.Sequence[Tensor]] | None = None,
     ) -> Tensor:
         """The next spans of sequences, in one batch; the sequences move on by them. Logits [S, V]
-        after each, of none without `needs_logits`.
+        after each, of none without `needs_logits`. `context`: what their tokens attend to, where
+        it is more than what the spans show.
         """
+        context = dict(context or {})
+        for sequence, spans in parts:
+            if not sequence.context_stored and sequence not in context:
+                sequence.pictures = seen_in(spans, sequence.done)
+                context[sequence] = context_of(spans)
         laid_out = [(sequence, *_located(spans, sequence.position)) for sequence, spans in parts]
-        batch = make_batch([(s, spans) for s, spans, _ in laid_out], cache, needs_logits)
+        batch = make_batch(
+            [(s, spans) for s, spans, _ in laid_out], cache, needs_logits, context=context
+        )
         logits = self.forward(batch, observe)
         for sequence, spans, position in laid_out:
             sequence.done = sequence.total = sequence.done + sum(map(len, spans))
-            sequence.position = position
+            sequence.position, sequence.context_stored = position, True
         return logits
 
     def prefill(
@@ -420,10 +433,13 @@ class Runner:
         """
         sequence = sequence or self.begin(cache, 0)
         self.check(spans, sequence.done)
+        sequence.pictures = seen_in(spans, sequence.done)
+        context = {sequence: context_of(spans)}
         *before, last = cut(lay_out(spans, sequence.position)[0], self.prefill_tokens)
         for part in before:
-            self.read([(sequence, part)], cache, observe, needs_logits=False)
-        return self.read([(sequence, last)], cache, observe)[0]
+            self.read([(sequence, part)], cache, observe, needs_logits=False, context=context)
+            context = {}
+        return self.read([(sequence, last)], cache, observe, context=context)[0]
 
     def begin(self, cache: Cache, slot: int) -> Sequence:
         """A new sequence in a slot of the cache, with a context of pages of its own: for those who

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from mtmd.base.errors import MtmdError
+from mtmd.llm.engine.spans import Seen
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,9 @@ class Sequence:
 
     `adapters`: the scale of each of the model's adapters, none of any where it is empty.
 
+    `pictures` are those that its tokens attend to; `context_stored`: their keys and values are in
+    the slot.
+
     `proposal` are tokens that may come next, to be verified in the next batch. `behind`: tokens
     of its answer, besides the last, that have to be read once more, because its recurrent states
     were set back to before them.
@@ -77,6 +81,8 @@ class Sequence:
     position: int = 0
     owner: str = ""
     adapters: tuple[float, ...] = ()
+    pictures: tuple[Seen, ...] = ()
+    context_stored: bool = False
     proposal: tuple[int, ...] = ()
     behind: int = 0
     state: State = State.WAITING
@@ -133,11 +139,13 @@ class Sequence:
     def admit(self, slot: int, pages: list[int], done: int) -> None:
         """Take a slot, and pages in which the first `done` tokens are cached."""
         self.slot, self.pages, self.done = slot, pages, done
+        self.context_stored = False
         self._update()
 
     def advance(self, count: int) -> None:
         """Note that a batch has read `count` tokens; those beyond what was left are a proposal."""
         self.done, self.behind = self.done + min(count, self.left), 0
+        self.context_stored = True
         self._update()
 
     def append(self, token: Token) -> None:

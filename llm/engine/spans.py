@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import count
+from itertools import accumulate, count
 
 import numpy as np
 from torch import Tensor
@@ -21,6 +21,8 @@ class Span:
 
     `block`: its tokens see each other in both directions, and it is never cut across batches.
     `joins`: its block is one with that of the span before it.
+    `real`: the embeddings [R, D] take the place of nothing; tokens attend to them (cross
+    attention), from this one on to as many of them as `real` says, the others being padding.
     `grid` (rows, columns): its tokens lie on a grid and have a row and a column of their own as
     positions, beside a time that they share. `later`: of a later part of a clip, how far its time
     is behind that of the clip's first part, where its rows and columns begin too; None for all
@@ -41,6 +43,7 @@ class Span:
     offset: int = 0
     joins: bool = False
     number: int | None = None
+    real: int | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -57,7 +60,9 @@ class Span:
         )
         return Span(
             self.tokens[start:stop],
-            None if self.embeddings is None else self.embeddings[start:stop],
+            self.embeddings
+            if self.embeddings is None or self.real is not None
+            else self.embeddings[start:stop],
             self.block,
             None,
             self.later,
@@ -66,7 +71,57 @@ class Span:
             self.offset + start,
             self.joins,
             self.number,
+            self.real,
         )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A picture that tokens attend to: the token that stands for it, and how many of its rows are
+    real, of all.
+    """
+
+    at: int
+    real: int
+    rows: int
+
+
+def seen_in(spans: Sequence[Span], start: int = 0) -> tuple[Seen, ...]:
+    """Return the pictures that tokens of these spans attend to; the first is token `start`."""
+    result = []
+    for span in spans:
+        if span.real is not None:
+            assert span.embeddings is not None
+            result.append(Seen(start, span.real, len(span.embeddings)))
+        start += len(span)
+    return tuple(result)
+
+
+def context_of(spans: Sequence[Span]) -> list[Tensor]:
+    """Return the rows of those pictures as they are stored: what is real of each, then the rest."""
+    shown = [(s.embeddings, s.real) for s in spans if s.real is not None]
+    parts = [rows[:real] for rows, real in shown if rows is not None]
+    return parts + [rows[real:] for rows, real in shown if rows is not None]
+
+
+def sight(pictures: Sequence[Seen], token: int) -> tuple[int, int, int, int]:
+    """Return the first and the last row that a token attends to, and whether it does at all and
+    whether a picture stands before it.
+
+    It sees the picture before it, and those before that one which stand next to it. Tokens before
+    the first attend to all rows there are, padding among them: so does transformers' forward
+    (5.23), whose feed-forward layers leave them out.
+    """
+    if not pictures:
+        return 0, -1, 0, 0
+    last = sum(picture.at <= token for picture in pictures) - 1
+    if last < 0:
+        return 0, sum(picture.rows for picture in pictures) - 1, 1, 0
+    first = last
+    while first and pictures[first - 1].at == pictures[first].at - 1:
+        first -= 1
+    ends = [0, *accumulate(picture.real for picture in pictures)]
+    return ends[first], ends[last + 1] - 1, 1, 1
 
 
 def lay_out(spans: Sequence[Span], position: int) -> tuple[list[Span], int]:

@@ -25,6 +25,7 @@ from mtmd.bench.shapes import random_checkpoint, type_of_random_weights
 from mtmd.chat_template.built_in_templates import built_in_file
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.clip.encoder import BATCH, Encoder
+from mtmd.clip.family import ContextFamily
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
 from mtmd.events import Finished
@@ -207,6 +208,10 @@ class Subject:
 
     def _picture_spans(self, plan: ImagePlan, rows: Tensor) -> Iterator[Span]:
         assert self.encoder is not None
+        family = self.encoder.family
+        if isinstance(family, ContextFamily):
+            yield Span((0,), rows, real=family.real_rows(plan))
+            return
         block, start = self.encoder.family.bidirectional, 0
         for grid in plan.grids or (None,):
             count = plan.tokens if grid is None else grid[0] * grid[1]

@@ -167,6 +167,7 @@ def text_settings(settings: Settings) -> Settings:
             "deepstack_visual_indexes", None
         ),
         "part_of": settings.get("model_type", None),
+        "vision_config": settings.get("vision_config", None),
     }
     return Settings(
         {**text.values, **{key: value for key, value in shared.items() if value is not None}},

@@ -28,7 +28,7 @@ from mtmd.base.turns import turn_released
 from mtmd.clip.audio.audio import AudioFacts
 from mtmd.clip.audio.recording import Recording
 from mtmd.clip.encoder import AudioEncoder, Encoder
-from mtmd.clip.family import Numbered, PrefixFamily, RewritesPrompt
+from mtmd.clip.family import ContextFamily, Numbered, PrefixFamily, RewritesPrompt
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.resolution.resolution import AmongSeveral, ImagePlan, closed
@@ -341,6 +341,11 @@ class Bridge:
             )
         family: object = self.encoder.family if self.encoder else None
         text = texts[0] + "".join(map("".join, zip(self._texts(shown), texts[1:], strict=True)))
+        if isinstance(family, ContextFamily) and len(shown) > family.pictures:
+            raise PromptError(
+                f"the prompt has {len(shown)} pictures, and this model sees at most "
+                f"{family.pictures} at once; leave some out"
+            )
         if isinstance(family, RewritesPrompt):
             text = family.rewritten(text)
         tokens = {self.tokenizer.id(token) for token in self.tokens}
@@ -393,7 +398,13 @@ class Bridge:
             if piece.picture is None:
                 spans.append(Span(piece.tokens))
                 continue
-            encoder = self.encoder_of(prepared[piece.picture])
+            shown = prepared[piece.picture]
+            encoder = self.encoder_of(shown)
+            attended: object = encoder.family
+            if isinstance(attended, ContextFamily):
+                rows, real = embeddings[piece.picture], attended.real_rows(shown.plan)
+                spans.append(Span(piece.tokens, rows, content=shown.content, real=real))
+                continue
             rows = embeddings[piece.picture][piece.start : piece.start + len(piece.tokens)]
             spans.append(
                 Span(
@@ -403,7 +414,7 @@ class Bridge:
                     piece.grid,
                     piece.later,
                     number=piece.number,
-                    content=prepared[piece.picture].content,
+                    content=shown.content,
                     offset=piece.start,
                 )
             )

@@ -44,10 +44,11 @@ from mtmd.ranks.wire import Head, Wire
 START_S = 120.0  # for a process that imports torch, perhaps on a busy machine
 END_S = 5.0
 log = logging.getLogger("mtmd.ranks")
+CONTEXT = ("context", "context_slots", "sights")
 BATCH = tuple(
     f.name
     for f in dataclasses.fields(Batch)
-    if f.name not in ("answers", "cache", "images", "image_at", "adapters")
+    if f.name not in ("answers", "cache", "images", "image_at", "adapters", *CONTEXT)
 )
 
 
@@ -318,7 +319,8 @@ class Ranks:
         return DeviceError(f"{error} ({self._watch.reported()})")
 
     def forward(self, batch: Batch, cache: int) -> Any:
-        names = [*BATCH, *(("images", "image_at") if batch.images is not None else ())]
+        optional = ("images", "image_at", *CONTEXT)
+        names = [*BATCH, *(name for name in optional if getattr(batch, name) is not None)]
         tensors = [torch.as_tensor(getattr(batch, name)) for name in names]
         return self._together(
             f"forward {batch.shape}",

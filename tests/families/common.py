@@ -41,8 +41,8 @@ class Oracle:
     """A checkpoint in `folder` and what transformers answers from it, in fp32 on the CPU.
 
     `pixel_layout` says what `pixels` returns; `image_token` is the id that stands for one image
-    embedding in `input_ids` (None: text only), `video_token` for one of a video where that is
-    another.
+    embedding in `input_ids` (None: text only), or for `rows_of_token` of them, `video_token` for
+    one of a video where that is another.
     """
 
     folder: Path
@@ -54,6 +54,7 @@ class Oracle:
         default=lambda inputs: [t.numpy() for t in inputs["pixel_values"]], repr=False
     )
     video_token: int | None = None
+    rows_of_token: int = 1
 
     def inputs(self, messages: Messages, images: Sequence[np.ndarray] = ()) -> Any:
         """What transformers' processor and chat template make of a conversation: input_ids [1, T],

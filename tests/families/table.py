@@ -10,6 +10,7 @@ MODULES = (
     "gemma3",
     "paligemma",
     "idefics2",
+    "mllama",
     "gemma4",
     "idefics3",
     "llava",

@@ -26,6 +26,7 @@ WITHOUT = {
     "llava_onevision",
     "paligemma",
     "idefics2",
+    "mllama",
 }  # towers that llama.cpp has no projector for
 REFUSED = {  # variants of which llama.cpp takes something else for granted
     "6 heads on 2, image block wider than the window, as published": "does not say scale",
@@ -40,6 +41,7 @@ REFUSED = {  # variants of which llama.cpp takes something else for granted
     # Published ones have heads of one size, as those of the golden files below.
     "qwen3_5": "no heads of keys that differ from those of values",
     "qwen3_next": "no heads of keys that differ from those of values",
+    "mllama": "no layers that attend to pictures",
     "no tiles, untied, no projector norm, 6 heads on 2, head of 36, as published": "tile_size",
 }
 CASES = [(row, variant) for row in ROWS for variant in ROWS[row].variants]

@@ -97,7 +97,8 @@ def test_every_picture_counts(build: Any, row: str, variant: str) -> None:
         oracle.logits(inputs),
         oracle.pixels(inputs),
     )
-    assert features.shape[0] == oracle.prompt_ids(inputs).count(oracle.image_token)
+    tokens = oracle.prompt_ids(inputs).count(oracle.image_token)
+    assert features.shape[0] == tokens * oracle.rows_of_token
     assert all(np.isfinite(p).all() and p.std() > 0.05 for p in pixels)
     for changed in ([picture(7, 70, 50), PICTURES[1]], [PICTURES[0], picture(8, 33, 91)]):
         other = oracle.inputs(conversation(), changed)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from common import Oracle, picture
 
+from mtmd.base.errors import PromptError
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.events import Answer, Finished
 from mtmd.llm.state import PAGE
@@ -99,18 +100,35 @@ def test_what_was_read_before_changes_no_answer(case: str, build: Build) -> None
     ]
 
 
-def test_a_prompt_seen_in_both_directions_is_known_as_a_whole(build: Build) -> None:
-    """Each of its tokens depends on all: another end, or an answer behind it, makes it anew."""
-    model = load(build("paligemma", "gemma 2, a prompt wider than the window, 6 heads on 2"))
+@pytest.mark.parametrize(
+    ("row", "variant"),
+    [
+        ("paligemma", "gemma 2, a prompt wider than the window, 6 heads on 2"),
+        ("mllama", "4 heads on 2, llama3 rope, neighbours attend"),
+    ],
+)
+def test_what_depends_on_all_of_a_prompt_is_read_anew(row: str, variant: str, build: Build) -> None:
+    """On its last token, where it is seen in both directions, or on its last picture, where all
+    tokens attend to pictures.
+    """
+    model = load(build(row, variant))
     requested = conversations()
     expected = [answers(model, [messages])[0] for messages in requested]
+    together = answers(model, requested)
     one_after_another = [
         list(model.stream(messages, max_tokens=16, ignore_eos=True))[-1]
         for messages in [*requested, requested[2]]
     ]
     model.release()
     actual = [event.answer for event in one_after_another if isinstance(event, Finished)]
-    assert [a.output_token_ids for a in actual] == [
-        a.output_token_ids for a in [*expected, expected[2]]
-    ]
-    assert [a.receipt.reused_tokens >= PAGE for a in actual] == [False] * 5 + [True]
+    for result in (together, actual[:-1], [*actual[:2], actual[-1], *actual[3:-1]]):
+        assert [a.output_token_ids for a in result] == [a.output_token_ids for a in expected]
+    reused = [a.receipt.reused_tokens >= PAGE for a in actual]
+    assert not any((reused[0], reused[2], reused[3])) and reused[-1]
+
+
+def test_pictures_that_are_too_many_are_refused(build: Build) -> None:
+    model = load(build("mllama", "4 heads on 2, llama3 rope, neighbours attend"))
+    assert len(model.prompts.prepare([user(*[SHARED] * 4)]).images) == 4
+    with pytest.raises(PromptError, match="5 pictures, and this model sees at most 4 at once"):
+        model.prompts.prepare([user(*[SHARED] * 5)])

@@ -27,7 +27,9 @@ Tensors = dict[str, torch.Tensor]
 TOKENS = (5, 9, 3, 7, 11, 2)
 HEAD = "lm_head.weight"
 NOT_FROM_THE_HEAD = ("llama4",)
-pytestmark = [pytest.mark.filterwarnings("ignore:.*"), pytest.mark.parametrize("row", ROWS)]
+# The tables of one are of different lengths
+TIED = [row for row in ROWS if row != "mllama"]
+pytestmark = [pytest.mark.filterwarnings("ignore:.*"), pytest.mark.parametrize("row", TIED)]
 
 
 def spoilt(

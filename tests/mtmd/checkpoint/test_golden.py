@@ -65,6 +65,7 @@ MORE = (
     "qwen2_audio",
     "voxtral",
     "llama4",
+    "mllama",
 )
 # Files that say less than the folder: what the template writes for a picture, how many tiles.
 FOLDER_ALONE = ("granite_vision", "cohere2_vision")
