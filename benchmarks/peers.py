@@ -9,11 +9,20 @@ decode 64 after it.
     python benchmarks/peers.py --types Q4_0 --batch 1,16 --servers     mtmd serve, llama-server
     python benchmarks/peers.py --types Q4_0,Q8_0 --shape smollm2-1.7b
     python benchmarks/peers.py --llama-dir ~/llama.cpp/build/bin
+    python benchmarks/peers.py --types Q4_0,Q8_0 --openvino ~/openvino/bin/python
 
 --context are the tokens read before those that are decoded, --batch the sequences that decode at
 once; the first of each is the base, from which the others are varied one at a time. Peers:
 llama-bench, llama-batched-bench (several sequences) and llama-mtmd-cli, on PATH or in --llama-dir,
-and at the base the llama-cpp-python package and transformers. --servers asks `mtmd serve` and
+and at the base the llama-cpp-python package, transformers, and OpenVINO GenAI, which has a Python
+of its own (--openvino) and reads the same GGUF files. Build llama.cpp for this machine, or it is
+slower than it can be:
+
+    cmake -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON
+    cmake --build build -j --target llama-bench llama-batched-bench llama-mtmd-cli llama-server
+    python -m venv ~/openvino && ~/openvino/bin/pip install openvino-genai
+
+The machine and everybody's version are printed before the numbers. --servers asks `mtmd serve` and
 llama-server, with as many slots, for the largest batch of answers at once: all of their tokens by
 the time from the first request to the last answer, prompts included, in the second such round.
 The models have random weights and SmolVLM-256M's shape, or for text another of `mtmd bench
@@ -32,6 +41,7 @@ import argparse
 import concurrent.futures
 import contextlib
 import ctypes
+import importlib.metadata
 import importlib.util
 import json
 import random
@@ -59,6 +69,13 @@ ENCODES = {PROJECTOR: (SHAPE, TILE), TOWER: ("gemma-3-4b", 896)}
 ENCODED = r"(?:encoded|encoding done) in (\d+(?:\.\d+)?) ms"  # as llama.cpp's versions say it
 RUNS = 5  # of an encode, in one process
 TIMEOUT_S = 900
+FILE_TYPES = {
+    "BF16": "MOSTLY_BF16",
+    "Q8_0": "MOSTLY_Q8_0",
+    "Q4_0": "MOSTLY_Q4_0",
+    "Q4_K_M": "MOSTLY_Q4_K_M",
+}
+OPENVINO_TYPES = ("Q8_0", "Q4_0", "Q4_K_M")  # that it reads from GGUF
 Rates = dict[str, float]  # per second, by the name of the work; MEMORY and PROCESS in MiB
 MEMORY = "memory of an encode"
 PROCESS = "peak of the process that encodes"
@@ -99,56 +116,104 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Party:
-    """Somebody who does the work; `types` are those of `STAGES` that it does."""
+    """Somebody who does the work; `types` are those of `STAGES` that it does. `version` says which
+    build it is.
+    """
 
     name: str
     types: tuple[str, ...]
     measure: Measure
+    version: Callable[[], str]
 
 
 def parties(
-    folder: Path, shape: str, sizes: Sizes, llama: Path | None, more: list[str], dtype: str
+    folder: Path,
+    shape: str,
+    sizes: Sizes,
+    llama: Path | None,
+    more: list[str],
+    dtype: str,
+    openvino: str | None,
 ) -> list[Party]:
     """Ours first, then the peers that are installed."""
-    result = [
-        Party("mtmd", (*TYPES, *ENCODES), lambda t, n: ours(folder, shape, sizes, t, n, dtype))
-    ]
+    result: list[Party] = []
+
+    def add(name: str, types: Sequence[str], measure: Measure, version: Callable[[], str]) -> None:
+        result.append(Party(name, tuple(types), measure, version))
+
+    own = lambda: f"mtmd {installed('mtmd')}, torch {installed('torch')}"  # noqa: E731
+    everything = (*TYPES, *ENCODES)
+    add("mtmd", everything, lambda t, n: ours(folder, shape, sizes, t, n, dtype), own)
     if bench := program("llama-bench", llama):
-        result.append(
-            Party(
-                "llama-bench", TYPES, lambda t, n: llama_bench([bench, *more], folder, sizes, t, n)
-            )
+        start = [bench, *more]
+        add(
+            *("llama-bench", TYPES, lambda t, n: llama_bench(start, folder, sizes, t, n)),
+            lambda: llama_version(bench),
         )
     if max(sizes.batch) > 1 and (batched := program("llama-batched-bench", llama)):
-        result.append(
-            Party(
-                "llama-batched-bench", TYPES, lambda t, n: llama_batch(batched, folder, sizes, t, n)
-            )
+        add(
+            *("llama-batched-bench", TYPES, lambda t, n: llama_batch(batched, folder, sizes, t, n)),
+            lambda: llama_version(batched),
         )
     if sizes.servers:
-        result.append(
-            Party("mtmd serve", TYPES, lambda t, n: our_server(folder, sizes, t, n, dtype))
-        )
+        add("mtmd serve", TYPES, lambda t, n: our_server(folder, sizes, t, n, dtype), own)
         if server := program("llama-server", llama):
-            result.append(
-                Party("llama-server", TYPES, lambda t, n: llama_server(server, folder, sizes, t, n))
+            add(
+                *("llama-server", TYPES, lambda t, n: llama_server(server, folder, sizes, t, n)),
+                lambda: llama_version(server),
             )
     if cli := program("llama-mtmd-cli", llama):
-        result.append(
-            Party("llama-mtmd-cli", (PROJECTOR,), lambda _, n: llama_encode(cli, folder, n))
+        add(
+            *("llama-mtmd-cli", (PROJECTOR,), lambda _, n: llama_encode(cli, folder, n)),
+            lambda: llama_version(cli),
         )
     if importlib.util.find_spec("llama_cpp"):
-        result.append(
-            Party(
-                "llama-cpp-python", TYPES, lambda t, n: worker("llama", folder, shape, sizes, t, n)
-            )
+        add(
+            *("llama-cpp-python", TYPES, lambda t, n: worker("llama", folder, shape, sizes, t, n)),
+            lambda: installed("llama-cpp-python"),
         )
     if importlib.util.find_spec("transformers"):
         both = ("BF16", *ENCODES)
-        result.append(
-            Party("transformers", both, lambda t, n: worker("torch", folder, shape, sizes, t, n))
+        add(
+            *("transformers", both, lambda t, n: worker("torch", folder, shape, sizes, t, n)),
+            lambda: f"{installed('transformers')}, torch {installed('torch')}",
+        )
+    if openvino:
+        add(
+            "OpenVINO GenAI",
+            OPENVINO_TYPES,
+            lambda t, n: worker("openvino", folder, shape, sizes, t, n, python=openvino),
+            lambda: output(
+                [openvino, "-c", "import openvino_genai; print(openvino_genai.__version__)"]
+            ).strip(),
         )
     return result
+
+
+def installed(package: str) -> str:
+    """The version of a package, or that there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def llama_version(program: str) -> str:
+    """What a program of llama.cpp reports of its build, which not every one of them does."""
+    done = subprocess.run(
+        [program, "--version"], check=False, capture_output=True, text=True, timeout=60
+    )
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if "version" in line]
+    found = lines[0].removeprefix("version:").strip() if lines else "of unknown version"
+    return f"llama.cpp {found}"
+
+
+def machine() -> str:
+    """The processor and its cores."""
+    from mtmd.base.cores import usable_cores
+    from mtmd.bench.stages import processor
+
+    return f"{processor()}, {usable_cores().usable} cores"
 
 
 def program(name: str, folder: Path | None) -> str | None:
@@ -309,9 +374,16 @@ def llama_encode(program: str, folder: Path, threads: int) -> Rates:
 
 
 def worker(
-    which: str, folder: Path, shape: str, sizes: Sizes, kind: str, threads: int, dtype: str = "bf16"
+    which: str,
+    folder: Path,
+    shape: str,
+    sizes: Sizes,
+    kind: str,
+    threads: int,
+    dtype: str = "bf16",
+    python: str = sys.executable,
 ) -> Rates:
-    command = [sys.executable, __file__, "--worker", which, "--folder", str(folder)]
+    command = [python, __file__, "--worker", which, "--folder", str(folder)]
     command += ["--types", kind, "--threads", str(threads), "--shape", shape, "--dtype", dtype]
     result: Rates = json.loads(
         output([*command, "--context", str(sizes.context[0])]).splitlines()[-1]
@@ -460,6 +532,33 @@ def llama_cpp_rates(folder: Path, sizes: Sizes, kind: str, threads: int) -> Rate
     return {sizes.prefill: prefill, sizes.decode: DECODE / timed(answer)}
 
 
+def openvino_rates(folder: Path, sizes: Sizes, kind: str, threads: int) -> Rates:
+    """The best of a few answers as it times them itself, each to a prompt of its own, since it
+    reads none twice.
+    """
+    import numpy as np
+    import openvino
+    import openvino_genai
+
+    model = openvino_genai.LLMPipeline(
+        str(folder / f"{kind}.gguf"), "CPU", INFERENCE_NUM_THREADS=threads
+    )
+    config = openvino_genai.GenerationConfig(
+        max_new_tokens=DECODE, min_new_tokens=DECODE, ignore_eos=True, do_sample=False
+    )
+    rates: Rates = {sizes.prefill: 0.0, sizes.decode: 0.0}
+    for number in range(3):
+        tokens = (np.arange(sizes.context[0]) * 7919 + number * 101) % 40_000
+        prompt = openvino.Tensor(tokens[None].astype(np.int64))
+        took = model.generate(prompt, config).perf_metrics
+        for work, rate in (
+            (sizes.prefill, sizes.context[0] * 1e3 / took.get_ttft().mean),
+            (sizes.decode, 1e3 / took.get_tpot().mean),
+        ):
+            rates[work] = max(rates[work], rate)
+    return rates
+
+
 def write_models(folder: Path, shape: str, kinds: Sequence[str]) -> None:
     """GGUF files that are not there yet, and a picture."""
     from mtmd.bench.shapes import random_checkpoint
@@ -490,6 +589,7 @@ def write_gguf(path: Path, shape: str, file, projector: bool) -> None:  # type: 
         add_vision_keys(writer, config.values, image.values)
     else:
         add_text_keys(writer, text)
+        writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[path.stem]])  # OpenVINO asks for it
     for name in file.names():
         kind = gguf.GGMLQuantizationType[file.kind(name)]
         values = file.read(name)
@@ -581,9 +681,14 @@ def compare(args: argparse.Namespace, folder: Path) -> dict[Key, list[float]]:
     from mtmd.bench.measure import busy
 
     more = args.llama_bench_args.split()
-    everybody = parties(folder, args.shape, args.sizes, args.llama_dir, more, args.dtype)
+    everybody = parties(
+        *(folder, args.shape, args.sizes, args.llama_dir, more, args.dtype, args.openvino)
+    )
     if args.parties:
         everybody = [party for party in everybody if party.name in args.parties.split(",")]
+    print(machine(), file=sys.stderr)
+    for party in everybody:
+        print(f"{party.name}: {party.version()}", file=sys.stderr)
     failed = set()
     result: dict[Key, list[float]] = {}
     for number in range(args.rounds):
@@ -661,6 +766,9 @@ def main() -> None:
     parser.add_argument("--parties", metavar="LIST", help="some of them (default: all there are)")
     parser.add_argument("--llama-dir", type=Path, help="where llama.cpp's programs are")
     parser.add_argument(
+        "--openvino", metavar="PYTHON", help="the Python that has openvino-genai (default: none)"
+    )
+    parser.add_argument(
         "--llama-bench-args",
         default="",
         metavar="ARGS",
@@ -668,7 +776,9 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path, help="keeps the models (default: a temporary one)")
     parser.add_argument("--json", action="store_true", help="print all rates as JSON")
-    parser.add_argument("--worker", choices=("torch", "llama", "mtmd"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--worker", choices=("torch", "llama", "mtmd", "openvino"), help=argparse.SUPPRESS
+    )
     args = parser.parse_args()
     chosen = STAGES[args.stage] if args.stage else known
     args.types = args.types.split(",") if args.types else list(chosen)
@@ -683,6 +793,7 @@ def main() -> None:
             "mtmd": lambda: our_rates(kind, threads, args.dtype),
             "torch": lambda: transformers_rates(args.shape, args.sizes, kind, threads),
             "llama": lambda: llama_cpp_rates(args.folder, args.sizes, kind, threads),
+            "openvino": lambda: openvino_rates(args.folder, args.sizes, kind, threads),
         }[args.worker]()
         print(json.dumps(rates))
         return

@@ -343,7 +343,7 @@ class _Bench:
             subject.backend_name,
             subject.device_name,
             f"{platform.system()} {platform.release()}",
-            _processor(),
+            processor(),
             usable_cores().usable,
             torch.__version__,
             c.read_bytes_per_s / 1e9,
@@ -365,7 +365,7 @@ def _predicted(subject: Subject) -> Iterator[PredictedMemory]:
             yield PredictedMemory(side, tiles, patches, flash, explicit)
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return what Linux calls it; its kind elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -61,3 +61,28 @@ def test_a_share_above_the_roofline_is_explained(
     peers.show({("q8", "decode", 0, "mtmd"): [5.0], ("q8", "share of decode", 0, "mtmd"): [share]})
     reported = capsys.readouterr().out
     assert f"best {share:.0%}" in reported and ("processor's caches" in reported) is (share > 1)
+
+
+def program(folder: Path, name: str, text: str) -> str:
+    """A program that says so much."""
+    path = folder / name
+    path.write_text(f"#!{sys.executable}\nimport sys\nsys.stderr.write({text!r})\nprint('7.1')\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_everybody_says_which_build_it_is(tmp_path):
+    program(tmp_path, "llama-bench", "load backend\nversion: 4711 (abc)\nbuilt with GCC\n")
+    program(tmp_path, "llama-mtmd-cli", "usage\n")
+    openvino = program(tmp_path, "python", "")
+    sizes = peers.Sizes((64,), (1,))
+    everybody = peers.parties(tmp_path, "x", sizes, tmp_path, [], "bf16", openvino)
+    versions = {party.name: party.version() for party in everybody}
+    assert versions["llama-bench"] == "llama.cpp 4711 (abc)"
+    assert "unknown" in versions["llama-mtmd-cli"] and versions["OpenVINO GenAI"] == "7.1"
+    assert versions["mtmd"].startswith("mtmd ") and "torch" in versions["mtmd"]
+    assert peers.installed("no-such-package") == "not installed" and peers.machine().endswith(
+        "cores"
+    )
+    alone = peers.parties(tmp_path, "x", sizes, tmp_path / "none", [], "bf16", None)
+    assert "OpenVINO GenAI" not in {party.name for party in alone}
