@@ -23,8 +23,7 @@ from mtmd.kernels.kernel import Kernel
 from mtmd.kernels.quantization.blocks import NATIVE
 
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
-# Rows of x up to which the native products are faster than decoding the weight for torch's;
-# measured on AVX-512
+# Rows of x up to which the native products are faster than panels; measured on AVX-512
 FEW = 24
 # Rows of x up to which tiles of integers are, by the groups of 32 numbers, each of which is a tile
 TILED = {1: 48, 2: 31}
@@ -96,9 +95,9 @@ def _by_product(rows: int, width: int, quant: str) -> bool:
 
 def _by_tiles(quant: str, rows: int, outer: int, width: int, dtype: torch.dtype) -> bool:
     from mtmd.kernels.cpu.tiled import few_rows
+    from mtmd.kernels.cpu.tiled.codes import FORMS
 
-    groups = few_rows.FORMS[quant].groups
-    return rows <= TILED[groups] and few_rows.takes(quant, rows, outer, width, TYPES[dtype])
+    return rows <= TILED[FORMS[quant].groups] and few_rows.takes(quant, rows, outer, width, TYPES[dtype])
 
 
 def _tiled(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) -> None:
