@@ -97,7 +97,9 @@ def _by_tiles(quant: str, rows: int, outer: int, width: int, dtype: torch.dtype)
     from mtmd.kernels.cpu.tiled import few_rows
     from mtmd.kernels.cpu.tiled.codes import FORMS
 
-    return rows <= TILED[FORMS[quant].groups] and few_rows.takes(quant, rows, outer, width, TYPES[dtype])
+    return rows <= TILED[FORMS[quant].groups] and few_rows.takes(
+        quant, rows, outer, width, TYPES[dtype]
+    )
 
 
 def _tiled(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) -> None:
