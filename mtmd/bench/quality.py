@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtmd.base.errors import ModelError, OptionError
+from mtmd.base.errors import ModelError, MtmdError, OptionError
 from mtmd.base.text import mib
 from mtmd.bench.subject import picture
 from mtmd.bench.table import columns
 from mtmd.clip.token_budget import Budget
-from mtmd.kernels.checkpoint.canonical import CanonicalWeights
+from mtmd.kernels.checkpoint.canonical import PLAIN_KINDS, CanonicalWeights
 from mtmd.kernels.dtype import name_of
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.runner import Runner
@@ -45,6 +45,13 @@ LOGITS_BYTES_MAX = 4 << 30  # of the reference's, in memory
 RESOLUTION = 256  # pixels a side of the picture
 KV_TOKENS = 1024  # for which the cache's bytes are told
 WIDTH = 88
+AS_LOADED = "as loaded"
+# Rows of the table where none are named: weights of models that are stored as plain numbers, and
+# the types of keys and values.
+USUAL: Mapping[str, tuple[str, ...]] = {
+    "weights": ("FP8", "Q8_0", "Q6_K", "Q4_K_M"),
+    "kv_type": ("q8_0", "fp8", "q4_0"),
+}
 LEGEND = (
     "KL: mean divergence of the next token's probabilities from the reference's, in nats, the text "
     "read as a prompt or written token by token; p99: of one position in a hundred, written; same "
@@ -87,7 +94,7 @@ class Quality:
 @dataclass(frozen=True)
 class QualityReport:
     """`reference` is what the others are compared with, `perplexity` its own; `positions` of how
-    many tokens.
+    many tokens. `left_out`: usual rows that this model cannot have, each with the reason.
     """
 
     model: str
@@ -95,6 +102,7 @@ class QualityReport:
     positions: int
     perplexity: float
     rows: tuple[Quality, ...]
+    left_out: tuple[str, ...] = ()
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -120,10 +128,16 @@ def measure_quality(
 ) -> QualityReport:
     """The model loaded with each of `variants`, options of loading by what the row is called,
     beside those of `base`; compared with `reference`, or else the model itself, computed in fp32.
+    Without variants as it is, and with the usual types of weights and of keys and values.
 
     One model at a time is in memory. Raises MtmdError, for variants before anything is loaded.
     """
     chosen = {name: {**base, **values} for name, values in variants.items()}
+    if not variants:
+        chosen = {AS_LOADED: dict(base)}
+        for option, kinds in USUAL.items():
+            rows_of = {} if option in base else {f"{option}={kind}": kind for kind in kinds}
+            chosen |= {name: {**base, option: kind} for name, kind in rows_of.items()}
     for values in chosen.values():
         options(LoadOptions, values)
     text = TEXT.read_text(encoding="utf-8") if text is None else text
@@ -132,17 +146,36 @@ def measure_quality(
     with load(named, **{**base, "dtype": "fp32", "context": positions + SLACK}) as first:
         against = _reference(first, text, positions, report)
         shown = f"{first.name}, fp32"
-    rows = []
+    rows, left_out = list[Quality](), list[str]()
+    is_plain = True
     for name, values in chosen.items():
+        if not is_plain and not variants and name.startswith("weights="):
+            continue
         report(f"loading {name}")
         start = time.perf_counter()
-        with load(model, **{**values, "context": positions + SLACK}) as loaded:
+        try:
+            loaded = load(model, **{**values, "context": positions + SLACK})
+        except MtmdError as error:
+            if variants or name == AS_LOADED:
+                raise
+            left_out.append(f"{name}: {error}")
+            continue
+        with loaded:
             load_s = time.perf_counter() - start
             model_name = loaded.name
+            text_weights = loaded.checkpoint.text_weights
+            if name == AS_LOADED:
+                stored = map(text_weights.file.kind, text_weights.sources)
+                is_plain = all(kind in PLAIN_KINDS for kind in stored)
             rows.append(_compare(loaded, name, load_s, against, report))
     perplexity = _perplexity(against.logits, against.ids)
     return QualityReport(
-        model_name if rows else shown, shown, len(against.ids), perplexity, tuple(rows)
+        model_name if rows else shown,
+        shown,
+        len(against.ids),
+        perplexity,
+        tuple(rows),
+        tuple(left_out),
     )
 
 
@@ -278,6 +311,7 @@ def render_quality(report: QualityReport) -> str:
         f"{report.positions} positions of a text",
         "",
         *columns(head, rows),
+        *(line for text in report.left_out for line in wrap(f"left out: {text}", WIDTH)),
         "",
         *wrap(LEGEND, WIDTH),
     ]

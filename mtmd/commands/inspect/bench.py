@@ -98,7 +98,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="OPTIONS",
         help=(
             "a row of the table: load options separated by commas, such as dtype=bf16; may be "
-            "repeated (default: as the model is loaded)"
+            "repeated (default: as the model is loaded, and the usual types of weights and of keys "
+            "and values)"
         ),
     )
     quality.add_argument(
@@ -196,7 +197,7 @@ def _quality(args: argparse.Namespace) -> int:
     base = {n: v for n, v in options_in(args, LoadOptions).items() if n not in LISTS}
     if args.threads is not None:
         (base["threads"],) = _numbers("threads", args.threads, 1, 1024)[:1]
-    variants = {text: _variant(text) for text in args.variant} or {"as loaded": {}}
+    variants = {text: _variant(text) for text in args.variant}
     status = _Status()
     try:
         report = measure_quality(

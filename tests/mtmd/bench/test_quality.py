@@ -15,7 +15,7 @@ import torch
 
 from mtmd import load
 from mtmd.base.errors import ModelError, OptionError
-from mtmd.bench.quality import TEXT, log_probabilities, measure_quality, render_quality
+from mtmd.bench.quality import TEXT, USUAL, log_probabilities, measure_quality, render_quality
 
 SHORT = "Two red squares lie on a blue one, and a third is far away."
 
@@ -46,6 +46,20 @@ def test_rows_are_as_far_as_a_plain_calculation_says() -> None:
     assert report.perplexity == pytest.approx(math.exp(-float(following.mean())), rel=1e-5)
     text = render_quality(report)
     assert "compared with demo model, fp32" in text and max(map(len, text.splitlines())) < 110
+
+
+def test_the_usual_rows(tmp_path: Path) -> None:
+    """Those that a model cannot have are named; types that were chosen are not varied."""
+    make.gemma3(tmp_path / "a")
+    report = measure_quality(str(tmp_path / "a"), {}, {}, text=SHORT, positions=8)
+    names = [row.name for row in report.rows] + [t.partition(": ")[0] for t in report.left_out]
+    usual = [f"{option}={kind}" for option, kinds in USUAL.items() for kind in kinds]
+    assert sorted(names) == sorted(["as loaded", *usual]) and names[0] == "as loaded"
+    told = render_quality(report)
+    assert all(f"left out: {text[:40]}" in told for text in report.left_out)
+    base = {"weights": "Q8_0", "kv_type": "fp32"}
+    report = measure_quality(str(tmp_path / "a"), {}, base, text=SHORT, positions=8)
+    assert [row.name for row in report.rows] == ["as loaded"]
 
 
 def test_the_command_compares_with_another_model(mtmd: Any, tmp_path: Path) -> None:
