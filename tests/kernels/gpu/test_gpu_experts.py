@@ -118,6 +118,34 @@ def test_gate_and_up_of_many_rows_do_not_spill(compiler):
     assert len(used) == 6 and {name for name, u in used.items() if u["spill_bytes"]} == set()
 
 
+ROUTERS = """
+import torch
+from mtmd.kernels.gpu.compile import compile_program
+from mtmd.kernels.gpu.moe.kernel import KERNEL
+from mtmd.kernels.graph import Type
+from mtmd.kernels.ops.moe import Routing
+bf16, out = torch.bfloat16, {}
+for count, routing in (
+    (256, Routing(8, True, "sigmoid", 1e-20, 2.5, 8, 4)),
+    (160, Routing(6, False, scale=16.0, groups=8, top_groups=3, group_best=1)),
+    (16, Routing(1, False, "sigmoid", on_input=True)),
+):
+    shapes = (1, 512), (1, count), (count, 256, 512), (count, 256, 512), (count, 512, 256)
+    types = [Type.contiguous(shape, bf16) for shape in shapes]
+    bias = Type.contiguous((count,), torch.float32) if count == 256 else None
+    route, gated, *_ = KERNEL.launched(*types, None, bias, routing=routing)
+    for made in (route, gated) if routing.on_input else (route,):
+        used = compile_program("cuda:90", made)
+        out[f"{count} {made.function.__name__}"] = used.spill_bytes
+"""
+
+
+def test_every_way_of_choosing_experts_compiles(compiler):
+    """The interpreter takes more than the compiler does."""
+    spilled = compiler(ROUTERS)
+    assert len(spilled) == 4 and not any(spilled.values()), spilled
+
+
 FEW_ROWS = """
 import sys
 sys.path.insert(0, folder)
