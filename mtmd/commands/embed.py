@@ -59,6 +59,12 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="a text to turn into a vector, after the images; may be repeated",
     )
     sub.add_argument(
+        "--instruction",
+        metavar="TEXT",
+        help="what the vectors are for, in words, for a model that reads it (default: the model's "
+        "own)",
+    )
+    sub.add_argument(
         "--out", type=Path, metavar="FILE", help="output file: .npy, or .npz with the names"
     )
     sub.add_argument(
@@ -116,13 +122,14 @@ def run(args: argparse.Namespace) -> int:
     settle_threads(args.threads, [model])
     import numpy as np
 
-    names, vectors, receipts, failed = _embed(model, inputs)
+    said = _instruction(args.instruction, model)
+    names, vectors, receipts, failed = _embed(model, inputs, said)
     if args.index:
         indexed, stored = vectors_file.read(args.index, model.width)
         names, vectors = indexed + names, np.concatenate([stored, vectors])
     images = len(names)
     if args.text:
-        result = model.embeddings(texts=args.text)
+        result = model.embeddings(texts=args.text, **said)
         names, vectors = names + args.text, np.concatenate([vectors, result.vectors])
         receipts.append(result.receipt)
     if args.out:
@@ -130,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     shown: dict[str, Any] = {"images": names[:images], "failed": failed, "width": model.width}
     if args.query:
         shown["queries"] = [
-            _result(model, q, names[:images], vectors[:images], args.top) for q in args.query
+            _result(model, q, names[:images], vectors[:images], args.top, said) for q in args.query
         ]
     if labels:
         table = model.probabilities(vectors[:images] @ model.embed(texts=labels).T)
@@ -146,6 +153,18 @@ def run(args: argparse.Namespace) -> int:
         for receipt in receipts:
             print(for_terminal(str(receipt)), file=sys.stderr)
     return 1 if failed else 0
+
+
+def _instruction(instruction: str | None, model: Any) -> dict[str, str]:
+    """Return the keyword that says it. Raises OptionError for a model that reads none."""
+    from mtmd.base.errors import OptionError
+    from mtmd.embedding.decoder_embedder import DecoderEmbedder
+
+    if instruction is None:
+        return {}
+    if not isinstance(model, DecoderEmbedder):
+        raise OptionError(f"--instruction: {model.name} reads none; leave it out")
+    return {"instruction": instruction}
 
 
 def _labels(args: argparse.Namespace) -> list[str]:
@@ -171,7 +190,9 @@ def _check(args: argparse.Namespace, labels: list[str]) -> None:
         raise OptionError(f"--top: found {args.top}, expected 1 or more")
 
 
-def _embed(model: Any, inputs: Sequence[Any]) -> tuple[list[str], Any, list[Any], dict[str, str]]:
+def _embed(
+    model: Any, inputs: Sequence[Any], said: dict[str, str]
+) -> tuple[list[str], Any, list[Any], dict[str, str]]:
     """Names, vectors [N, D] and receipts of the pictures that could be read, and why others
     could not.
     """
@@ -198,7 +219,7 @@ def _embed(model: Any, inputs: Sequence[Any]) -> tuple[list[str], Any, list[Any]
                 failed[one.name] = str(error)
                 print(for_terminal(f"mtmd embed: {error}"), file=sys.stderr)
         if pictures:
-            result = model.embeddings(pictures)
+            result = model.embeddings(pictures, **said)
             parts.append(result.vectors)
             receipts.append(result.receipt)
         bar.update(len(inputs[start : start + READ_AT_ONCE]))
@@ -222,8 +243,10 @@ def _joined(receipts: list[Any]) -> list[Any]:
     ]
 
 
-def _result(model: Any, query: str, names: list[str], vectors: Any, top: int) -> dict[str, Any]:
-    cosines = vectors @ model.embed(texts=query)[0]
+def _result(
+    model: Any, query: str, names: list[str], vectors: Any, top: int, said: dict[str, str]
+) -> dict[str, Any]:
+    cosines = vectors @ model.embed(texts=query, **said)[0]
     best = cosines.argsort()[::-1][:top]
     return {
         "query": query,

@@ -78,6 +78,8 @@ def test_the_command_line(oracle: Oracle, mtmd: Any, tmp_path: Path) -> None:
     assert made.code == 0
     shown = json.loads(made.out)
     assert len(shown["queries"][0]["images"]) == 2 and shown["width"] == 64
+    other = mtmd(*arguments, "--query", "a red circle", "--instruction", "Find it.", "--json")
+    assert other.code == 0 and json.loads(other.out)["queries"] != shown["queries"]
     refused = mtmd(*arguments, "--labels", "a,b")
     assert refused.code == 2 and "no probabilities of labels" in refused.err
 

@@ -127,6 +127,8 @@ def test_models_of_the_other_kind_say_what_to_use(mtmd, model_folder, photos):
     assert described.code == 2 and "use `mtmd embed`" in described.err
     embedded = mtmd("embed", "--text", "a", "--out", "x.npy", "-m", "mtmd/demo_model")
     assert embedded.code == 2 and "is no dual encoder" in embedded.err
+    told = mtmd("embed", "--text", "a", "--out", "x.npy", "--instruction", "b", "-m", model_folder)
+    assert told.code == 2 and "reads none; leave it out" in told.err
 
 
 def test_a_warm_up_of_a_dual_encoder(mtmd, model_folder):
