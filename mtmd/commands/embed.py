@@ -155,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _instruction(instruction: str | None, model: Any) -> dict[str, str]:
+def _instruction(instruction: str | None, model: Any) -> dict[str, Any]:
     """Return the keyword that says it. Raises OptionError for a model that reads none."""
     from mtmd.base.errors import OptionError
     from mtmd.embedding.decoder_embedder import DecoderEmbedder
@@ -191,7 +191,7 @@ def _check(args: argparse.Namespace, labels: list[str]) -> None:
 
 
 def _embed(
-    model: Any, inputs: Sequence[Any], said: dict[str, str]
+    model: Any, inputs: Sequence[Any], said: dict[str, Any]
 ) -> tuple[list[str], Any, list[Any], dict[str, str]]:
     """Names, vectors [N, D] and receipts of the pictures that could be read, and why others
     could not.
@@ -244,7 +244,7 @@ def _joined(receipts: list[Any]) -> list[Any]:
 
 
 def _result(
-    model: Any, query: str, names: list[str], vectors: Any, top: int, said: dict[str, str]
+    model: Any, query: str, names: list[str], vectors: Any, top: int, said: dict[str, Any]
 ) -> dict[str, Any]:
     cosines = vectors @ model.embed(texts=query, **said)[0]
     best = cosines.argsort()[::-1][:top]
