@@ -31,6 +31,7 @@ class Entry:
 FAMILIES = (
     Entry("mtmd.clip.families.gemma4.unified_audio", ("gemma4_unified",), ("gemma4ua",)),
     Entry("mtmd.clip.families.qwen2_audio", ("qwen2_audio",), ("qwen2a",)),
+    Entry("mtmd.clip.families.qwen3_asr", ("qwen3_asr",), ("qwen3a",)),
     Entry("mtmd.clip.families.voxtral", ("voxtral",), ("voxtral",)),
 )
 

@@ -542,7 +542,8 @@ class Model:
         many = Many(self.options.parallel, slots=self.service.bulk_slots)
 
         def one(piece: AudioPiece) -> Answer:
-            return many.finish(self.service.submit_bulk(piece.messages, settings))
+            chosen = replace(settings, **piece.options)
+            return many.finish(self.service.submit_bulk(piece.messages, chosen))
 
         made: list[Segment] = []
         for piece, answer in zip(pieces, many.results(pieces, one), strict=True):

@@ -57,7 +57,14 @@ class TranscriptionRequest:
             text = instructions.transcribe_in.format(language=name)
         else:
             text = instructions.transcribe
-        return f"{text}\n\nContext: {self.hint}" if self.hint.strip() else text
+        context = f"Context: {self.hint}" if self.hint.strip() else ""
+        return "\n\n".join(part for part in (text, context) if part)
+
+    def begun(self, instructions: Instructions) -> str:
+        """Return what the answer goes on from. Raises OptionError as `prompt` does."""
+        if self.language is None or self.translate:
+            return ""
+        return instructions.begun.format(language=language_name(self.language))
 
 
 @dataclass(frozen=True)
@@ -120,14 +127,23 @@ class Transcription:
 
 @dataclass(frozen=True)
 class AudioPiece:
-    """A piece of audio to be asked about, from `start` to `end` seconds."""
+    """A piece of audio to be asked about, from `start` to `end` seconds, with `options` that the
+    answer needs; `heading` ends what the model says before the text, if it does.
+    """
 
     start: float
     end: float
     messages: list[Message]
+    heading: str = ""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"continue_final_message": True} if len(self.messages) > 1 else {}
 
     def segment(self, text: str, receipt: Receipt) -> Segment:
         """Return what was written down of it."""
+        if self.heading and self.heading in text:
+            _, _, text = text.partition(self.heading)
         return Segment(self.start, self.end, " ".join(text.split()), receipt)
 
 
@@ -135,11 +151,15 @@ def audio_pieces(
     audio: Audio, instructions: Instructions, request: TranscriptionRequest
 ) -> list[AudioPiece]:
     """Audio in pieces, each with the question about it. Raises OptionError."""
-    prompt, rate, made = request.prompt(instructions), audio.rate, []
+    prompt, begun = request.prompt(instructions), request.begun(instructions)
+    rate, made, heading = audio.rate, [], "" if begun else instructions.heading
     for start, stop in pieces(audio.samples, rate, instructions.seconds):
         part = {"type": "audio", "audio": GivenSamples(audio.samples[start:stop], rate)}
-        content = [part, {"type": "text", "text": prompt}]
-        made.append(AudioPiece(start / rate, stop / rate, [{"role": "user", "content": content}]))
+        content = [part, *([{"type": "text", "text": prompt}] if prompt else [])]
+        messages: list[Message] = [{"role": "user", "content": content}]
+        if begun:
+            messages.append({"role": "assistant", "content": begun})
+        made.append(AudioPiece(start / rate, stop / rate, messages, heading))
     return made
 
 

@@ -16,6 +16,9 @@ class Instructions:
         translate: into a language.
         seconds: length of audio for one answer; longer audio is cut into pieces.
         rate: samples a second that the model takes.
+        heading: what stands between what a model says of the audio first, such as its language, and
+            the text; empty for one that says the text alone.
+        begun: what the answer begins with where a language is named, the heading with it.
     """
 
     transcribe: str
@@ -23,3 +26,5 @@ class Instructions:
     translate: str
     seconds: float
     rate: int = 16_000
+    heading: str = ""
+    begun: str = ""

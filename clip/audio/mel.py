@@ -34,7 +34,7 @@ class Mel:
     rate: int = RATE
 
     def __call__(self, samples: Samples) -> NDArray[np.float32]:
-        """samples [N], N a multiple of `hop` -> [N / hop, bins]"""
+        """samples [N] -> [N / hop rounded down, bins]"""
         whole = torch.from_numpy(samples)
         spectrum = torch.stft(
             whole, self.window, self.hop, window=torch.hann_window(self.window), return_complex=True

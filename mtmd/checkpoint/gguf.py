@@ -161,9 +161,8 @@ class _Tower:
 
     def __init__(self, file: GgufFile | View, where: str, template: str) -> None:
         """`template` is the decoder's. Raises ModelError for one that is not read."""
-        kind = file.metadata.get(
-            "clip.projector_type", file.metadata.get("clip.vision.projector_type")
-        )
+        keys = (f"clip.{of}projector_type" for of in ("", "vision.", "audio."))
+        kind = next((file.metadata[key] for key in keys if key in file.metadata), None)
         names = set(file.names())
         if kind is None and file.metadata.get("general.architecture") == PROJECTOR:
             # LLaVA's first files, which Ollama's library still has, do not say it

@@ -18,7 +18,11 @@ from mtmd.kernels.checkpoint.mixtures import MIXTURES, PLAIN, tensor_types
 from mtmd.kernels.checkpoint.requantized import Requantized
 from mtmd.kernels.checkpoint.tensor_writer import Planned
 
-FIRST = ("v.patch_embd.weight", "a.conv1d.1.weight")  # whose type is that of an encoder's numbers
+FIRST = (
+    "v.patch_embd.weight",
+    "a.conv1d.1.weight",
+    "a.conv2d.1.weight",
+)  # whose type is that of an encoder's numbers
 
 
 def converted_projector(

@@ -146,8 +146,10 @@ def _mel_settings(extractor: Any) -> dict[str, Any]:
     return {name: getattr(extractor, name) for name in (*names, "padding_value", "dither")}
 
 
-def _saved(folder: Path, model: Any, template: str, marker: str, extractor: Any) -> Any:
-    special = (marker, *WHISPER_SPECIAL[1:])
+def _saved(
+    folder: Path, model: Any, template: str, marker: str, extractor: Any, more: tuple[str, ...] = ()
+) -> Any:
+    special = (marker, *WHISPER_SPECIAL[1:], *more)
     names = {"eos_token": "<|end|>", "pad_token": "<|pad|>"}
     model = save(folder, model, tokenizer(special), template, names, eos="<|end|>")
     write(folder, "preprocessor_config.json", _mel_settings(extractor))
@@ -261,6 +263,68 @@ def voxtral(folder: Path) -> AudioOracle:
     )
 
 
+def qwen3_asr(folder: Path) -> AudioOracle:
+    from transformers import Qwen3ASRConfig, Qwen3ASRForConditionalGeneration
+    from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
+
+    around = "<|audio_start|>", "<|audio_end|>"
+    marker = "<|audio_pad|>".join(around)
+    tokens = tokenizer(("<|audio_pad|>", *WHISPER_SPECIAL[1:], *around))
+    config = Qwen3ASRConfig(
+        audio_config={
+            "d_model": 24,
+            "encoder_ffn_dim": 40,
+            "encoder_attention_heads": 3,
+            "encoder_layers": 2,
+            "num_mel_bins": 22,
+            "downsample_hidden_size": 10,
+            "output_dim": 48,
+        },
+        text_config={
+            "model_type": "qwen3",
+            "vocab_size": tokens.get_vocab_size() + 3,
+            "head_dim": 12,
+            **WHISPER_TEXT,
+        },
+        audio_token_id=tokens.token_to_id("<|audio_pad|>"),
+        tie_word_embeddings=False,
+    )
+    extractor = Qwen3ASRFeatureExtractor(feature_size=22)
+    model = randomize(Qwen3ASRForConditionalGeneration(config), 8)
+    template = WHISPER_TEMPLATE.replace("<|AUDIO|>", marker)
+    model = _saved(folder, model, template, "<|audio_pad|>", extractor, around)
+
+    def extract(audio: Sequence[np.ndarray]) -> dict[str, Any]:
+        made = [
+            extractor(one, sampling_rate=16_000, padding=True, return_attention_mask=True)
+            for one in audio
+        ]
+        spectra = [one["input_features"][0].T for one in made]
+        masks = [one["attention_mask"][0] for one in made]
+        return {
+            "input_features": torch.nn.utils.rnn.pad_sequence(spectra, True).transpose(1, 2),
+            "input_features_mask": torch.nn.utils.rnn.pad_sequence(masks, True),
+        }
+
+    def counts(made: dict[str, Any]) -> list[int]:
+        lengths = made["input_features_mask"].sum(-1).tolist()
+        return [13 * (length // 100) + -(-(length % 100) // 8) for length in lengths]
+
+    @torch.no_grad()
+    def features(inputs: dict[str, Any]) -> torch.Tensor:
+        return _at_the_decoder(model, model.model.language_model, inputs)
+
+    return AudioOracle(
+        folder,
+        model,
+        extract,
+        counts,
+        features,
+        lambda count: ("<|audio_pad|>" * count).join(around),
+        marker,
+    )
+
+
 def _at_the_decoder(model: Any, decoder: Any, inputs: dict[str, Any]) -> torch.Tensor:
     """What stands at the audio tokens where the text model begins."""
     seen: dict[str, Any] = {}
@@ -279,5 +343,6 @@ def _at_the_decoder(model: Any, decoder: Any, inputs: dict[str, Any]) -> torch.T
 CASES: dict[str, Callable[[Path], AudioOracle]] = {
     "gemma4_unified": gemma4_unified,
     "qwen2_audio": qwen2_audio,
+    "qwen3_asr": qwen3_asr,
     "voxtral": voxtral,
 }

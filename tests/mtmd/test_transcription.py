@@ -12,7 +12,13 @@ import pytest
 from mtmd.base.errors import OptionError
 from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.audio.pieces import pieces
-from mtmd.transcription import Segment, Transcription, TranscriptionRequest, language_name
+from mtmd.transcription import (
+    Segment,
+    Transcription,
+    TranscriptionRequest,
+    audio_pieces,
+    language_name,
+)
 
 TOLD = Instructions("down", "down in {language}", "into {language}", 30.0)
 RECEIPT: Any = SimpleNamespace(asdict=lambda: {"model": "m"})
@@ -46,6 +52,27 @@ def test_prompts() -> None:
     )
     with pytest.raises(OptionError, match=r"found 'Germann', expected .*did you mean 'german'"):
         language_name("Germann")
+
+
+@pytest.mark.parametrize(
+    ("request_", "text", "expected"),
+    [
+        (TranscriptionRequest(), "language English: Good  day", "Good day"),
+        (TranscriptionRequest(), "Good day", "Good day"),
+        (TranscriptionRequest("de"), "Guten Tag: ja", "Guten Tag: ja"),
+    ],
+)
+def test_what_is_said_before_the_text(
+    request_: TranscriptionRequest, text: str, expected: str
+) -> None:
+    told = Instructions("", "", "", 30.0, heading=": ", begun="language {language}: ")
+    audio: Any = SimpleNamespace(samples=np.zeros(1600, np.float32), rate=16_000)
+    (piece,) = audio_pieces(audio, told, request_)
+    assert piece.segment(text, RECEIPT).text == expected
+    begun = [m["content"] for m in piece.messages[1:]]
+    assert begun == (["language German: "] if request_.language else [])
+    assert piece.options == ({"continue_final_message": True} if begun else {})
+    assert [part["type"] for part in piece.messages[0]["content"]] == ["audio"]
 
 
 def test_long_audio_is_cut_where_it_is_quiet() -> None:

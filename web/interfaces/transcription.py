@@ -119,7 +119,8 @@ def _answered(answering: Answering, translate: bool) -> Response:
             def tickets() -> Iterator[Ticket]:
                 """Yield them as they are asked for: each is submitted then."""
                 for piece in form.pieces:
-                    yield service.submit(piece.messages, tenant=owner(), **options)
+                    needed = {**options, **piece.options}
+                    yield service.submit(piece.messages, tenant=owner(), **needed)
 
             later = tickets()
             first = [ticket for ticket, _ in zip(later, range(AT_ONCE), strict=False)]
@@ -216,9 +217,11 @@ class TranscriptWriter(Writer):
         self._form = form
         self._texts: dict[int, list[str]] = {}
         self._segments: dict[int, Segment] = {}
-        self._at, self._begun = 0, False
-        self._is_new = False
-        """Whether nothing was written of the piece at `_at`, and something before it."""
+        self._at = 0
+        self._is_past = self._is_begun = self._has_written = False
+        """Of the piece at `_at`, whether its heading was passed and something written; whether
+        something was written before it.
+        """
 
     def write(self, index: int, event: Event) -> Iterator[str]:
         if isinstance(event, TextPiece):
@@ -228,7 +231,8 @@ class TranscriptWriter(Writer):
             self._segments[index] = piece.segment(event.answer.text, event.answer.receipt)
         yield from self._ready()
         while self._at in self._segments:
-            self._at, self._is_new = self._at + 1, self._begun
+            self._has_written |= self._is_begun
+            self._at, self._is_past, self._is_begun = self._at + 1, False, False
             yield from self._ready()
 
     def _ready(self) -> Iterator[str]:
@@ -236,8 +240,18 @@ class TranscriptWriter(Writer):
         text = "".join(self._texts.pop(self._at, ()))
         if not text:
             return
-        text = f" {text.lstrip()}" if self._is_new else text
-        self._begun, self._is_new = True, False
+        heading = self._form.pieces[self._at].heading
+        if heading and not self._is_past:
+            if heading not in text and self._at not in self._segments:
+                self._texts[self._at] = [text]
+                return
+            text, self._is_past = text.rpartition(heading)[2], True
+        if not self._is_begun:
+            text = text.lstrip()
+            if not text:
+                return
+            text = f" {text}" if self._has_written else text
+            self._is_begun = True
         yield sse.event({"type": "transcript.text.delta", "delta": text})
 
     def end(self) -> Iterator[str]:

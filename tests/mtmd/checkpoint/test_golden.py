@@ -63,12 +63,14 @@ MORE = (
     "paligemma",
     "idefics2",
     "qwen2_audio",
+    "qwen3_asr",
     "voxtral",
     "llama4",
     "mllama",
 )
-# Files that say less than the folder: what the template writes for a picture, how many tiles.
-FOLDER_ALONE = ("granite_vision", "cohere2_vision")
+# Files that say less than the folder: what the template writes for a picture, how many tiles, how
+# much of audio is seen at once.
+FOLDER_ALONE = ("granite_vision", "cohere2_vision", "qwen3_asr")
 HOME = {p.parent.name: p.parent for p in GOLDEN.glob("*/expected.json")} | {
     name: SHARED / "golden_more" / name
     for name in MORE

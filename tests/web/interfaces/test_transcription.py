@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import openai
 import pytest
@@ -79,6 +80,25 @@ def test_a_stream_is_in_the_order_of_the_pieces(client):
     *_, last = events
     assert last["type"] == "transcript.text.done" and last["text"] == "".join(deltas)
     assert last["text"] == "so it was so it was so it was"
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_what_is_said_before_the_text_is_left_out(service, client, stream):
+    service.instructions = replace(TOLD, heading="::", begun="German::")
+    service.words = "German :: so it was"
+    text = post(client, stream=stream).get_data(as_text=True)
+    assert "German" not in text
+    events = [json.loads(e.removeprefix("data: ")) for e in text.split("\n\n") if e.strip()]
+    assert events[-1]["text"] == "so it was so it was so it was"
+    deltas = [e["delta"] for e in events if e.get("type") == "transcript.text.delta"]
+    assert "".join(deltas) == (events[-1]["text"] if stream == "true" else "")
+
+
+def test_an_answer_that_goes_on_from_the_language(service, client):
+    service.instructions = replace(TOLD, heading="::", begun="{language}::")
+    post(client, wav(tones(0.5)), language="de")
+    (ticket,) = service.tickets
+    assert ticket.messages[-1] == {"role": "assistant", "content": "German::"}
 
 
 def test_languages_hints_and_translations(service, client):
