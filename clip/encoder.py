@@ -45,7 +45,7 @@ class TowerEncoder:
 
     @property
     def separator(self) -> str | None:
-        """Return the parameter [D] that stands where an `ImagePlan.order` has -1."""
+        """Return the parameter [D], or [N, D], that stands where an `ImagePlan.order` has -1."""
         return None
 
     def __init__(
@@ -442,6 +442,14 @@ class TowerEncoder:
                 done.update(zip(part, finish(steps), strict=True))
         return [done[i] for i in range(len(tiles))]
 
+    def separators(self) -> Tensor:
+        """[N, D], the rows of `separator`."""
+        assert self.separator is not None
+        rows: Tensor = self.residency.get(
+            weight(self.separator, self.weights, self.dtype), self.backends[0]
+        )
+        return rows.view(-1, rows.shape[-1])
+
     def join(self, plan: ImagePlan, tiles: Sequence[Tensor]) -> Tensor:
         """The embeddings [T, D] of the tokens of a picture, or of audio, from those of its
         tiles.
@@ -450,10 +458,7 @@ class TowerEncoder:
         if plan.order is None:
             return rows
         if self.separator is not None:
-            node = weight(self.separator, self.weights, self.dtype)
-            rows = torch.cat(
-                (rows, self.residency.get(node, self.backends[0]).view(1, -1).to(rows.device))
-            )
+            rows = torch.cat((rows, self.separators().to(rows.device)))
         order = torch.from_numpy(plan.order).to(rows.device)
         if plan.weights is None:
             return rows[order]  # -1 is the last row: the separator

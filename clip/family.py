@@ -43,6 +43,7 @@ FAMILIES = (
         "mtmd.clip.families.gemma4.unified", ("gemma4_unified",), ("gemma4uv",), ("gemma4_unified",)
     ),
     Entry("mtmd.clip.families.idefics2", ("idefics2",)),
+    Entry("mtmd.clip.families.ovis2", ("ovis2",), ties=("ovis2",)),
     Entry("mtmd.clip.families.mllama", ("mllama",)),
     Entry("mtmd.clip.families.idefics3", ("idefics3", "smolvlm"), ("idefics3",)),
     Entry("mtmd.clip.families.llava.vision", ("llava", "llava_next"), ("mlp",)),
@@ -137,6 +138,14 @@ class PrefixFamily(Protocol):
 
     template: str
     """How messages become a prompt, where a checkpoint has no chat template, as published ones."""
+
+
+@runtime_checkable
+class MarkedFamily(Protocol):
+    """A family with embeddings of its own for tokens around pictures: rows of its `separator`."""
+
+    marks: tuple[int, ...]
+    """The ids of those tokens, in the order of the rows."""
 
 
 @runtime_checkable

@@ -74,6 +74,7 @@ def open_folder(folder: Path, template: Path | None = None, *, vectors: bool = F
         notes = [*notes, *([] if audio else unread_audio(file.names()))]
     ends = _stop_tokens(folder, settings)
     tokenizer = Tokenizer.from_folder(folder, placeholders(vision, audio), ends, text.vocabulary)
+    ends = ends or _named_end(folder, tokenizer)
     check_vocabulary(tokenizer, text, where)
     if vision:
         keys = ("image_token_index", "image_token_id")
@@ -239,8 +240,8 @@ def _check_named_tokens(folder: Path, chat: ChatTemplate, special: Mapping[str, 
 
 
 def _stop_tokens(folder: Path, config: Settings) -> frozenset[int]:
-    """Return the end-of-sequence ids of the generation settings, else of the configuration. Raises
-    ModelError for a value that is neither an id nor a list of ids.
+    """Return the end-of-sequence ids of the generation settings, else of the configuration, none
+    where they do not say. Raises ModelError for a value that is neither an id nor a list of ids.
     """
     generation = read_json(folder / GENERATION_CONFIG, required=False)
     whole = Settings(config.values, f"{folder}: {config.where}")
@@ -251,9 +252,17 @@ def _stop_tokens(folder: Path, config: Settings) -> frozenset[int]:
     ):
         if ids := settings.token_ids("eos_token_id"):
             return frozenset(ids)
-    raise ModelError(
-        f"{folder}: no eos_token_id in generation_config.json or config.json; answers could not end"
-    )
+    return frozenset()
+
+
+def _named_end(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the end of sequence that the tokenizer's files name. Raises ModelError for none."""
+    if "eos_token" not in tokenizer.special:
+        raise ModelError(
+            f"{folder}: no eos_token_id in generation_config.json or config.json, and no eos_token "
+            "in tokenizer_config.json; answers could not end"
+        )
+    return frozenset({tokenizer.special["eos_token"]})
 
 
 def _sampling(folder: Path, config: Settings) -> ModelSampling:

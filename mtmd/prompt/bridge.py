@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
-from itertools import count
+from itertools import count, groupby
 from threading import Lock
 from typing import TypeAlias
 
@@ -28,7 +28,7 @@ from mtmd.base.turns import turn_released
 from mtmd.clip.audio.audio import AudioFacts
 from mtmd.clip.audio.recording import Recording
 from mtmd.clip.encoder import AudioEncoder, Encoder
-from mtmd.clip.family import ContextFamily, Numbered, PrefixFamily, RewritesPrompt
+from mtmd.clip.family import ContextFamily, MarkedFamily, Numbered, PrefixFamily, RewritesPrompt
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.resolution.resolution import AmongSeveral, ImagePlan, closed
@@ -396,7 +396,7 @@ class Bridge:
         spans = []
         for piece in pieces:
             if piece.picture is None:
-                spans.append(Span(piece.tokens))
+                spans += self._marked(piece.tokens) if prepared else [Span(piece.tokens)]
                 continue
             shown = prepared[piece.picture]
             encoder = self.encoder_of(shown)
@@ -421,6 +421,24 @@ class Bridge:
         family: object = self.encoder.family if self.encoder else None
         if isinstance(family, PrefixFamily):
             return [replace(s, block=True, joins=i > 0) for i, s in enumerate(spans)]
+        return spans
+
+    def _marked(self, tokens: Sequence[int]) -> list[Span]:
+        """Text beside pictures, some of whose tokens may have embeddings of the family's own."""
+        family: object = self.encoder.family if self.encoder else None
+        if self.encoder is None or not isinstance(family, MarkedFamily):
+            return [Span(tuple(tokens))]
+        spans: list[Span] = []
+        for is_mark, run in groupby(tokens, family.marks.__contains__):
+            ids = tuple(run)
+            if not is_mark:
+                spans.append(Span(ids))
+                continue
+            rows = self.encoder.separators()[[family.marks.index(i) for i in ids]]
+            spans += [
+                Span((i,), row[None], content=b"mark %d" % i)
+                for i, row in zip(ids, rows, strict=True)
+            ]
         return spans
 
 

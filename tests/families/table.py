@@ -11,6 +11,7 @@ MODULES = (
     "paligemma",
     "idefics2",
     "mllama",
+    "ovis2",
     "gemma4",
     "idefics3",
     "llava",

@@ -27,6 +27,7 @@ WITHOUT = {
     "paligemma",
     "idefics2",
     "mllama",
+    "ovis2",
 }  # towers that llama.cpp has no projector for
 REFUSED = {  # variants of which llama.cpp takes something else for granted
     "6 heads on 2, image block wider than the window, as published": "does not say scale",

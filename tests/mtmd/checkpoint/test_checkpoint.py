@@ -229,8 +229,8 @@ SPOILED: dict[str, tuple[Change, str]] = {
     ),
     "a broken template": (write("chat_template.jinja", "{% if %}"), r"chat_template\.jinja"),
     "no end token": (
-        NO_EOS,
-        r"no eos_token_id in generation_config\.json or config\.json; answers could not end",
+        all_of(NO_EOS, edit("tokenizer_config.json", eos_token=...)),
+        r"config\.json, and no eos_token in tokenizer_config\.json; answers could not end",
     ),
     "end tokens that are text": (
         all_of(NO_EOS, edit("config.json", eos_token_id="<eos>")),

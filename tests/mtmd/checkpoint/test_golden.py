@@ -67,6 +67,7 @@ MORE = (
     "voxtral",
     "llama4",
     "mllama",
+    "ovis2",
 )
 # Files that say less than the folder: what the template writes for a picture, how many tiles, how
 # much of audio is seen at once.
