@@ -106,9 +106,10 @@ def nibbles(codes: Tensor, group: int = 16) -> Tensor:
     """Codes 0..15, uint8 [..., values], two to a byte: of every 2 `group` values the first half in
     the lower bits, the other half in the upper bits. [..., values / 2].
     """
-    pairs = codes.unflatten(-1, (-1, 2, group))
-    packed: Tensor = (pairs[..., 1, :] << 4).bitwise_or_(pairs[..., 0, :])
-    return packed.flatten(-2)
+    # Eight at a time: a code has four bits, so none reaches into its neighbour.
+    pairs = codes.contiguous().view(torch.int64).unflatten(-1, (-1, 2, group // 8))
+    packed = (pairs[..., 1, :] << 4).bitwise_or_(pairs[..., 0, :])
+    return packed.flatten(-2).view(torch.uint8)
 
 
 def rows(heads: Tensor, codes: Tensor) -> Tensor:

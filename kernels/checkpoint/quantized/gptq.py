@@ -60,17 +60,18 @@ def _awq(parts: Parts, base: str, stated: int | None) -> Packed:
 
     names = tuple(f"{base}.{part}" for part in ("qweight", "qzeros", "scales"))
     label = integers.label("AWQ", 4, layout, stated)
-    return Packed(name, (n, k), layout, "AWQ", label, names, open, step=8)
+    return Packed(name, (n, k), layout, "AWQ", label, names, open, step=128)
 
 
 def _awq_rows(words: Tensor) -> Tensor:
     """int32 [K, N / 8] -> codes, uint8 [N, K]."""
-    turned = words.t().clone(memory_format=torch.contiguous_format)  # strides of one column, too
-    pairs = turned.view(torch.uint8).unflatten(1, (-1, 4))
-    rows = pairs.new_empty(len(pairs), 8, pairs.shape[1])
+    # torch turns matrices fast whose rows lie one after another.
+    packed = words.contiguous().view(torch.uint8).t().contiguous().unflatten(0, (-1, 4))
+    rows = packed.new_empty(len(packed), 8, packed.shape[2])
     for byte in range(4):
         low, high = AWQ_ORDER[2 * byte : 2 * byte + 2]
-        rows[:, low], rows[:, high] = pairs[..., byte] & 15, pairs[..., byte] >> 4
+        torch.bitwise_and(packed[:, byte], 15, out=rows[:, low])
+        torch.bitwise_right_shift(packed[:, byte], 4, out=rows[:, high])
     codes: Tensor = rows.flatten(0, 1)
     return codes
 
@@ -101,7 +102,8 @@ def _gptq(parts: Parts, base: str, stated: int | None, scheme: Scheme) -> Packed
         heads = integers.heads(scales, zeros.to(torch.int32) + less)
 
         def part(start: int, stop: int) -> tuple[Tensor, Tensor]:
-            return integers.unpack(words[:, start:stop].t(), bits), heads[start:stop]
+            turned = words[:, start:stop].contiguous().t().contiguous()  # fast, of whole rows
+            return integers.unpack(turned, bits), heads[start:stop]
 
         return part
 

@@ -21,6 +21,9 @@ def unpack(words: Tensor, bits: int) -> Tensor:
         packed = words.view(torch.uint8)
         if bits == 8:
             return packed
+        if bits == 4:
+            wide = packed.to(torch.int16)
+            return (wide | wide << 4).bitwise_and_(0x0F0F).view(torch.uint8)
         parts = [packed >> shift for shift in range(0, 8, bits)]
         return torch.stack(parts, -1).bitwise_and_((1 << bits) - 1).flatten(-2)
     whole = words.shape[-1] * 32 // bits
