@@ -242,7 +242,7 @@ class Model:
         options by name, most of all max_tokens, temperature, stop, json_schema and detail.
         """
         settings = self.loaded.answer_options(chosen)
-        taken = self._taken(requested(image, prompt, messages, system, audio))
+        taken = self._taken(requested(image, prompt, messages, system, audio, settings.task))
         *_, last = self.service.submit_checked(taken, settings)
         assert isinstance(last, Finished)
         return _with_view(last.answer, taken)
@@ -372,7 +372,9 @@ class Model:
         messages is raised at once, before the first event is asked for.
         """
         settings = self.loaded.answer_options(chosen)
-        return self._stream(requested(image, prompt, messages, system, audio), settings)
+        return self._stream(
+            requested(image, prompt, messages, system, audio, settings.task), settings
+        )
 
     def _stream(self, messages: Sequence[Message], settings: AnswerOptions) -> Iterator[Event]:
         taken = self._taken(messages)
@@ -393,7 +395,9 @@ class Model:
         answer's text.
         """
         settings = self.loaded.answer_options(chosen)
-        events = self._stream(requested(image, prompt, messages, system, audio), settings)
+        events = self._stream(
+            requested(image, prompt, messages, system, audio, settings.task), settings
+        )
         return (event.text for event in events if isinstance(event, TextPiece))
 
     async def aanswer(
@@ -410,7 +414,9 @@ class Model:
         batches. Cancelling it gives the request up.
         """
         settings = self.loaded.answer_options(chosen)
-        events = self._astream(lambda: requested(image, prompt, messages, system, audio), settings)
+        events = self._astream(
+            lambda: requested(image, prompt, messages, system, audio, settings.task), settings
+        )
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, Finished):
@@ -453,7 +459,9 @@ class Model:
         closes it (`contextlib.aclosing`), or cancels the task.
         """
         settings = self.loaded.answer_options(chosen)
-        return self._astream(lambda: requested(image, prompt, messages, system, audio), settings)
+        return self._astream(
+            lambda: requested(image, prompt, messages, system, audio, settings.task), settings
+        )
 
     async def _astream(
         self, question: Callable[[], Sequence[Message]], settings: AnswerOptions

@@ -55,7 +55,7 @@ ORDER = {
         ("report",),  # and what came of it
     ),
     "clip": (
-        ("token_budget", "image", "blocks", "marks", "grids", "media_file"),
+        ("token_budget", "tasks", "image", "blocks", "marks", "grids", "media_file"),
         ("resolution",),  # from pixels to tiles
         ("video",),  # which frames of a file, and how they become tiles
         ("audio",),  # samples of a file, and how they become tiles

@@ -77,6 +77,12 @@ class Glm4Vision:
     separator = None
     unused = ()
 
+    @property
+    def tasks(self) -> Mapping[str, str]:
+        """Return those of GLM-OCR."""
+        names = ("text", "table", "formula") if self.ocr else ()
+        return {name: f"{name.title()} Recognition:" for name in names}
+
     def parameters(self) -> Mapping[str, Parameter]:
         width, text, merge = self.width, self.text_width, self.resolution.merge
         shapes: dict[str, tuple[str, tuple[int, ...]]] = {

@@ -42,6 +42,18 @@ NAMES = {
     "fc2": "dense_4h_to_h",
     "out_proj": "o_proj",
 }
+# As in its model card
+TASKS = {
+    "markdown": "Extract all information from the main body of the document image and represent it "
+    "in markdown format, ignoring headers and footers. Tables should be expressed in HTML format, "
+    "formulas in the document should be represented using LaTeX format, and the parsing should be "
+    "organized according to the reading order.",
+    "text": "Extract the text in the image.",
+    "table": "Parse the table in the image into HTML.",
+    "formula": "Identify the formula in the image and represent it using LaTeX format.",
+    "layout": "Detect and recognize text in the image, and output the text coordinates in a "
+    "formatted manner.",
+}
 VECTORS = {"mm.image_begin": "image_begin", "mm.image_end": "image_end"}
 
 
@@ -58,6 +70,8 @@ class HunyuanVision:
     separator = None
     video = None
     unused = ()
+
+    tasks = TASKS
 
     @property
     def marker(self) -> str:

@@ -65,6 +65,7 @@ OWN = {
     "mm.model.mlp.3": "mlp1.3",
 }
 ROWS = ("v.position_embd",)  # has no ending of its own there
+QIANFAN_PROMPT = "Parse this document to Markdown."
 PLACEHOLDERS = {"qianfan_ocr": "<image>"}  # what templates write where it is no image token
 
 
@@ -91,6 +92,11 @@ class InternVision:
     @property
     def grid(self) -> int:
         return self.resolution.tile // self.patch
+
+    @property
+    def tasks(self) -> Mapping[str, str]:
+        """Return that of Qianfan-OCR."""
+        return {"markdown": QIANFAN_PROMPT} if self.marker != IMAGE_TOKEN else {}
 
     def parameters(self) -> Mapping[str, Parameter]:
         width, ffn, merged, text = (

@@ -39,6 +39,12 @@ from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
 PROJECTOR_EPS = 1e-5  # the settings do not say
+TASKS = {
+    "text": "OCR:",
+    "table": "Table Recognition:",
+    "formula": "Formula Recognition:",
+    "layout": "Spotting:",  # since 1.5
+}
 PIXELS = 384 * 384, 1536 * 1536  # transformers' defaults
 
 
@@ -57,6 +63,8 @@ class PaddleVision:
     video = None
     # SigLIP's pooling head, and a table of positions that is not read
     unused = (r"(model\.)?visual\.vision_model\.(head|embeddings\.packing_position_embedding)\..*",)
+
+    tasks = TASKS
 
     @property
     def cells(self) -> Cells:

@@ -29,7 +29,7 @@ class Batch:
     def __init__(
         self,
         service: Service,
-        prompt: str,
+        prompt: str | None,
         settings: AnswerOptions,
         parallel: int,
         system: str = "",
@@ -69,7 +69,8 @@ class Batch:
                 }
             with_path = VideoInput(one.path, **requested)
             return self._row(one.name, lambda: (one.name, with_path))
-        return self._row(one.name, lambda: (one.name, read_picture(one.path)))
+        page = (one.page or 1) - 1
+        return self._row(one.name, lambda: (one.name, read_picture(one.path)), page)
 
     def row_of_data(self, name: str, read: Callable[[], tuple[str, bytes]]) -> Row:
         """Return the row of data of what `read` gives: a name, and the bytes of a picture or a
@@ -82,18 +83,20 @@ class Batch:
 
         return self._row(name, source)
 
-    def _row(self, name: str, source: Callable[[], tuple[str, bytes | VideoInput]]) -> Row:
+    def _row(
+        self, name: str, source: Callable[[], tuple[str, bytes | VideoInput]], page: int = 0
+    ) -> Row:
         digest = None
         try:
             name, result = source()
             if isinstance(result, bytes):
                 digest = hashlib.sha256(result).hexdigest()
                 self.many.make_room(decoded_bytes(result))
-                shown: Any = self.service.load_image(result, unnamed=name)
+                shown: Any = self.service.load_image(result, unnamed=name, page=page)
             else:
                 self.many.make_room(None)
                 shown = result
-            messages = messages_of(shown, self.prompt, self.system)
+            messages = messages_of(shown, self.prompt, self.system, task=self.settings.task)
             answer = self.many.finish(self.service.submit_bulk(messages, self.settings))
             digest = digest or answer.receipt.videos[0].sha256
             return _answered(name, digest, answer, self.service.model_warnings)

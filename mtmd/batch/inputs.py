@@ -11,11 +11,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 
-from mtmd.base.errors import OptionError, VideoError
+from mtmd.base.errors import MtmdError, OptionError, VideoError
 from mtmd.base.text import printable
 from mtmd.prompt.picture_paths import IMAGE_SUFFIXES, VIDEO_SUFFIXES, check_path, user_path
 from mtmd.prompt.url_kinds import is_address, is_url, url_identity
@@ -29,14 +29,15 @@ SHOWN = 4  # endings of skipped files that are named
 class Input:
     """A picture or a video: where it is, a path, a data URL or an address of the web, and its name
     in the output, which is that as valid text, of URLs without secrets; of a part of a video, from
-    `start` to `end` seconds, with these behind it (W3C, Media Fragments URI 1.0). `data`: what came
-    from a pipe.
+    `start` to `end` seconds, with these behind it (W3C, Media Fragments URI 1.0); of a `page` of a
+    PDF, from 1 on, with that (RFC 8118). `data`: what came from a pipe.
     """
 
     path: str
     start: float | None = None
     end: float | None = None
     data: bytes | None = field(default=None, repr=False)
+    page: int | None = None
 
     @property
     def is_url(self) -> bool:
@@ -47,6 +48,8 @@ class Input:
         if self.is_url:
             return url_identity(self.path)
         name = os.fsencode(self.path).decode("utf-8", "backslashreplace")
+        if self.page is not None:
+            return f"{name}#page={self.page}"
         return name if self.end is None else f"{name}#t={self.start or 0:g},{self.end:g}"
 
 
@@ -137,6 +140,21 @@ def in_parts(inputs: Iterable[Input], every: float, isolate: bool = False) -> li
             )
         ends = [min((i + 1) * every, seconds) for i in range(count)]
         result += [Input(one.path, i * every, end) for i, end in enumerate(ends)] or [one]
+    return result
+
+
+def in_pages(inputs: Iterable[Input], isolate: bool = False) -> list[Input]:
+    """Each PDF page by page; others, and what cannot be read, as they are."""
+    from mtmd.prompt.load_image import load_image, load_isolated
+
+    load, result = load_isolated if isolate else load_image, []
+    for one in inputs:
+        count = 0
+        if Path(one.path).suffix.lower() == ".pdf" and not one.is_url:
+            with suppress(MtmdError, OSError):
+                count = load(one.path).pages
+        pages = range(1, count + 1)
+        result += [replace(one, page=page) for page in pages] or [one]
     return result
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
+from mtmd.clip.tasks import tasks_of
 from mtmd.kernels.checkpoint.mixtures import MIXTURES
 from mtmd.llm.sampling.options import NOTHING_RECOMMENDED, ModelSampling
 
@@ -51,6 +52,7 @@ class CheckpointFacts:
     `width`: of the decoder, of vectors where there is none. `weight_type`: BF16, Q4_K_M; of several
     types the one that holds most of the parameters, where the file has no name for the mixture.
     `sampling`: how the files recommend to choose tokens. `adapters` that answers may choose.
+    `tasks`: prompts of the model's authors, by task.
     """
 
     format: str
@@ -60,6 +62,7 @@ class CheckpointFacts:
     weight_type: str
     sampling: ModelSampling = NOTHING_RECOMMENDED
     adapters: tuple[ServedAdapter, ...] = ()
+    tasks: Mapping[str, str] = field(default_factory=dict)
 
 
 def facts_of(checkpoint: Checkpoint) -> CheckpointFacts:
@@ -74,7 +77,9 @@ def facts_of(checkpoint: Checkpoint) -> CheckpointFacts:
     adapters = tuple(
         ServedAdapter(one.name, one.path.name, one.scale) for one in checkpoint.chosen_adapters
     )
-    return replace(facts, sampling=checkpoint.sampling, adapters=adapters)
+    return replace(
+        facts, sampling=checkpoint.sampling, adapters=adapters, tasks=tasks_of(checkpoint.vision)
+    )
 
 
 def facts_of_weights(

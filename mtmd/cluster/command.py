@@ -71,7 +71,13 @@ def check(args: argparse.Namespace) -> None:
                     "it out, or say where Ray runs"
                 )
         return
-    for name, default in (("unordered", False), ("every", None), ("retry_failed", False)):
+    for name, default in (
+        ("unordered", False),
+        ("every", None),
+        ("retry_failed", False),
+        ("pages", False),
+        ("markdown", None),
+    ):
         if getattr(args, name) != default:
             raise OptionError(
                 f"--{name.replace('_', '-')}: found beside --ray, which has no use for it; leave "

@@ -33,6 +33,7 @@ from mtmd.commands.shared import (
     chosen_ahead,
     frame_request,
     load_from,
+    prompt_of,
 )
 from mtmd.options.load import LoadOptions
 
@@ -45,6 +46,7 @@ HELP = (
 EXAMPLES = """\
 mtmd batch photos/ -p "Describe the image." --out answers.jsonl
 mtmd batch 'photos/**/*.jpg' --out answers.csv --resume
+mtmd batch papers/ --pages --task markdown --markdown pages/ --out pages.jsonl -m org/name
 mtmd batch films/ -p "What happens here?" --every 10s --out scenes.csv
 find . -name '*.png' | mtmd batch --list - --out answers.jsonl
 mtmd batch --list addresses.txt --allow-remote-media --out answers.jsonl
@@ -52,7 +54,7 @@ mtmd batch s3://bucket/photos --ray auto --out s3://bucket/answers.parquet --res
 SHORT = (
     *("--prompt", "--model", "--out", "--resume", "--retry-failed", "--list"),
     *("--parallel", "--max-tokens", "--temperature", "--json-schema", "--detail"),
-    *("--every", "--ray", "--device"),
+    *("--pages", "--markdown", "--task", "--every", "--ray", "--device"),
 )
 
 
@@ -108,6 +110,17 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
             "(default: one row per video)"
         ),
     )
+    sub.add_argument(
+        "--pages",
+        action="store_true",
+        help="one row for each page of a PDF, named ...#page=N (default: its first page)",
+    )
+    sub.add_argument(
+        "--markdown",
+        type=Path,
+        metavar="DIR",
+        help="write each answer to a Markdown file of its own in this folder, too",
+    )
     cluster.add_arguments(sub)
     add_answer_arguments(sub)
     add_model_arguments(sub, isolate=True)
@@ -126,6 +139,10 @@ def run(args: argparse.Namespace) -> int:
         return cluster.run(
             args, options_in(args, LoadOptions), answer_options(args), frames, chosen_ahead(args)
         )
+    if args.markdown is not None:
+        from mtmd.batch.markdown import check_folder
+
+        check_folder(args.markdown)
     if isinstance(args.out, str):
         raise OptionError(f"out {args.out}: found an address, expected a file without --ray")
     answering, ahead = answer_options(args), chosen_ahead(args)
@@ -181,6 +198,10 @@ def _run(
     )
     if args.every is not None:
         inputs = _in_parts(inputs, args)
+    if args.pages:
+        from mtmd.batch.inputs import in_pages
+
+        inputs = in_pages(inputs, args.isolate)
     resumed = what_is_left(inputs, output.known, before, args.retry_failed)
     left = resumed.inputs
     text = _Summary(resumed)
@@ -198,12 +219,13 @@ def _run(
     from tqdm import tqdm
 
     from mtmd.batch.answering import Batch
+    from mtmd.batch.markdown import write_markdown
     from mtmd.service.prepare_ahead import PrepareAhead
 
     text.start = time.perf_counter()
     rows = Batch(
         model.service,
-        args.prompt,
+        prompt_of(args, answering),
         resolved,
         args.parallel,
         args.system,
@@ -224,6 +246,8 @@ def _run(
             before.keep()
             with interrupts_wait():
                 output.append(row)
+                if args.markdown is not None:
+                    write_markdown(args.markdown, row)
                 text.count(row)
             bar.set_postfix(failed=text.failed, refresh=False)
             bar.update()

@@ -27,6 +27,7 @@ from mtmd.commands.shared import (
     load_from,
     pictures_named,
     piped_picture,
+    prompt_of,
     with_frames_chosen,
 )
 from mtmd.terminal.status_line import Status
@@ -37,6 +38,7 @@ EXAMPLES = """\
 mtmd describe photo.jpg                     # with the demo model, which knows shapes and words
 mtmd describe photo.jpg -p "What does the sign say?" -m org/name
 mtmd describe page.jpg -p @question.txt
+mtmd describe page.png --task markdown -m org/name
 mtmd describe before.jpg after.jpg -p "What has changed?"
 mtmd describe --each photos/ -p "How many people are there?"
 mtmd describe talk.wav -p "What is being said?" -m org/name
@@ -94,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
                 f"{word}: found a folder, expected a picture file; with --each, each picture in it "
                 "is asked about"
             )
+    args.prompt = prompt_of(args, chosen)
     images = with_frames_chosen(pictures_named(args.images, args.allow_remote_media), args)
     model = load_from(args)
     from mtmd.terminal.one_answer import print_answer
@@ -122,7 +125,7 @@ def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
     settings, parallel = model.loaded.answer_options(chosen), model.options.parallel
     batch = Batch(
         model.service,
-        args.prompt,
+        prompt_of(args, chosen),
         settings,
         parallel,
         args.system,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -78,14 +78,25 @@ def add_model_arguments(
     add_options(group, LoadOptions, leave_out=left_out)
 
 
+DEFAULT_PROMPT = "Describe the image."
+
+
 def add_prompt_argument(sub: argparse.ArgumentParser, about: str = "") -> None:
     sub.add_argument(
         "-p",
         "--prompt",
-        default="Describe the image.",
+        default=DEFAULT_PROMPT,
         metavar="TEXT",
         help=f"what to ask{about}; {TEXT_HELP} (default: %(default)s)",
     )
+
+
+def prompt_of(args: argparse.Namespace, chosen: Mapping[str, Any]) -> str | None:
+    """The prompt, None where a task among the `chosen` options stands in the place of the
+    default.
+    """
+    by_task = chosen.get("task") is not None and args.prompt is DEFAULT_PROMPT
+    return None if by_task else str(args.prompt)
 
 
 def add_system_argument(sub: argparse.ArgumentParser) -> None:

@@ -35,6 +35,14 @@ _PAIRS = re.compile(rf"\({_TWO}\)\s*(?:,\s*)?\({_TWO}\)")
 _LIST = re.compile(rf"\[{_FOUR}\]")
 _LOC = re.compile(r"((?:<loc\d{4}>){4})\s*([^<;\n]*)")
 _LOC_NUMBER = re.compile(r"\d{4}")
+# DeepSeek-OCR's: one label, one box or several
+_DET_TAG = re.compile(r"<\|ref\|>([^<]*)<\|/ref\|>\s*<\|det\|>([^<]*)<\|/det\|>")
+# PaddleOCR-VL's: a text and the four corners around it, with marks around both or without
+_SPOT = re.compile(r"(?:<\|LOC_\d{1,4}\|>){8}")
+_SPOT_NUMBER = re.compile(r"\d{1,4}")
+# HunyuanOCR's: a text and two corners behind it
+_SPOT_PAIRS = re.compile(r"\((\d{1,4}),(\d{1,4})\),\((\d{1,4}),(\d{1,4})\)")
+_MARK = re.compile(r"<\|\w{1,20}\|>")
 _POINT_TAG = re.compile(r"<point\s([^<>]*)>([^<]*)</point>")
 _ATTRIBUTE = re.compile(r'(?<!\w)(x|y|alt)="([^"]*)"')
 _MEMBER = re.compile(
@@ -99,9 +107,16 @@ def _read(text: str) -> Iterator[Region]:
     if first is not None:
         yield first
         yield from tagged
-    else:
+        return
+    spots = _SPOT_PAIRS.finditer(text)
+    spot = next(spots, None)
+    if spot is None:
         for match in _LIST.finditer(text):
             yield Region("box", _numbers(match.groups()), "", "")
+        return
+    for match in chain((spot,), spots):
+        label = _label_before(text, match.start(), ")")
+        yield Region("box", _numbers(match.groups()), label, "1000")
 
 
 def _from_tags(text: str) -> Iterator[Region]:
@@ -110,6 +125,14 @@ def _from_tags(text: str) -> Iterator[Region]:
         for pattern in (_PAIRS, _LIST):
             for box in pattern.finditer(inside):
                 yield Region("box", _numbers(box.groups()), label[:LONGEST_LABEL], "1000")
+    for match in _DET_TAG.finditer(text):
+        for box in _LIST.finditer(match[2]):
+            yield Region("box", _numbers(box.groups()), match[1].strip()[:LONGEST_LABEL], "1000")
+    for match in _SPOT.finditer(text):
+        numbers = _numbers(_SPOT_NUMBER.findall(match[0]))
+        across, down = numbers[::2], numbers[1::2]
+        corners = min(across), min(down), max(across), max(down)
+        yield Region("box", corners, _label_before(text, match.start()), "1000")
     for match in _LOC.finditer(text):
         y1, x1, y2, x2 = (float(n) for n in _LOC_NUMBER.findall(match[1]))
         yield Region("box", (x1, y1, x2, y2), match[2].strip()[:LONGEST_LABEL], "1024")
@@ -124,6 +147,15 @@ def _from_tags(text: str) -> Iterator[Region]:
             )
         except (KeyError, ValueError):
             continue
+
+
+def _label_before(text: str, end: int, ends: str = "") -> str:
+    """The last words before a place, in its line and behind the place before, which `ends` so."""
+    before = text[max(0, end - OBJECT) : end].rpartition("\n")[2]
+    if ends:
+        return before.rpartition(ends)[2].strip()[-LONGEST_LABEL:]
+    parts = [part for part in _MARK.split(before) if part.strip()]
+    return parts[-1].strip()[-LONGEST_LABEL:] if parts else ""
 
 
 def _from_json(text: str) -> Iterator[Region]:

@@ -20,6 +20,7 @@ from mtmd.checkpoint.requantize import weights_note
 from mtmd.clip.audio_family import AudioFamily
 from mtmd.clip.family import VisionFamily
 from mtmd.clip.resolution.resolution import prepare_blank
+from mtmd.clip.tasks import tasks_of
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.checkpoint.canonical import PLAIN_KINDS, CanonicalWeights, WeightFile
 from mtmd.kernels.checkpoint.magic import is_gguf
@@ -140,6 +141,7 @@ class ModelInfo:
     adapters: tuple[AdapterFacts, ...] = ()
     audio: tuple[AudioCost, ...] = ()
     audio_token: TokenFact | None = None
+    tasks: tuple[str, ...] = ()
 
     def asdict(self) -> dict[str, Any]:
         return asdict(self)
@@ -197,6 +199,7 @@ def model_info(model: Model) -> ModelInfo:
         audio_token=TokenFact("audio token", audio.token, tokenizer.id(audio.token))
         if audio
         else None,
+        tasks=tuple(tasks_of(checkpoint.vision)),
     )
 
 

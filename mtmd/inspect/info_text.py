@@ -193,6 +193,8 @@ def _tokens(info: ModelInfo) -> Iterator[str]:
     yield from _wrapped("special tokens", ", ".join(named) or "none", 15)
     yield f"{'chat template':<14} {info.chat_template}"
     yield from _sampling(info.sampling)
+    if info.tasks:
+        yield from _wrapped("tasks", f"{', '.join(info.tasks)} (--task)", 15)
     for note in info.notes:
         yield from _wrapped("note", note, 15)
 

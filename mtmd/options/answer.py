@@ -19,6 +19,7 @@ from mtmd.base.options import (
     texts,
     whole,
 )
+from mtmd.clip.tasks import TASKS
 from mtmd.clip.token_budget import DETAILS
 from mtmd.llm.sampling.options import WAYS, AppliedSampling, Sampling
 from mtmd.options.adapters import CHOSEN, AdapterChoice
@@ -133,6 +134,13 @@ class AnswerOptions(Sampling):
         one_of(*DETAILS, takes="Detail", metavar="HOW"),
         "detail of pictures: auto, low (few tokens, no tiles) or high",
         preset=True,
+    )
+    task: str | None = option(
+        None,
+        one_of(*TASKS),
+        "ask for a task in the words of the model's authors, in place of a prompt: markdown, text, "
+        "table, formula, layout (boxes with text); 'mtmd info' shows which the model has",
+        default="the prompt",
     )
     stop: tuple[str, ...] = option(
         (),

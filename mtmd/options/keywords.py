@@ -181,6 +181,11 @@ class AnswerKeywords(TypedDict, total=False):
     detail: Detail | None
     """detail of pictures: auto, low (few tokens, no tiles) or high."""
 
+    task: Literal["markdown", "text", "table", "formula", "layout"] | None
+    """ask for a task in the words of the model's authors, in place of a prompt: markdown, text,
+    table, formula, layout (boxes with text); 'mtmd info' shows which the model has.
+    """
+
     stop: str | Sequence[str] | None
     """end the answer before TEXT; may be repeated."""
 

@@ -122,10 +122,11 @@ def messages_of(
     prompt: str | None,
     system: str | None = None,
     audio: AudioArgument | None = None,
+    task: str | None = None,
 ) -> list[Message]:
     """One question as a conversation: what the model is told before it, pictures, audio, text;
-    without a `prompt` a description is asked for. Raises PromptError where there is neither picture
-    nor text, and what `user_message` does.
+    without a `prompt` a description is asked for, with a `task` nothing, as that brings its own.
+    Raises PromptError where there is neither picture nor text, and what `user_message` does.
     """
     reported = with_system((), system)
     if isinstance(prompt, str) and not prompt.replace(SEAL, "").strip():
@@ -136,7 +137,10 @@ def messages_of(
     if images is not None or shown:
         is_heard = bool(shown) and all(kind_of(one) == "audio" for one in shown)
         default = AUDIO_PROMPT if is_heard else DEFAULT_PROMPT
-        return [*reported, user_message(shown, default if prompt is None else prompt)]
+        message = user_message(shown, default if prompt is None else prompt)
+        if prompt is None and task is not None:
+            message = {**message, "content": message["content"][:-1]}
+        return [*reported, message]
     if prompt is None:
         raise PromptError("found neither picture nor prompt, expected at least one of them")
     return [*reported, {"role": "user", "content": prompt}]
@@ -148,6 +152,7 @@ def requested(
     messages: Sequence[Message] | None = None,
     system: str | None = None,
     audio: AudioArgument | None = None,
+    task: str | None = None,
 ) -> list[Message]:
     """The conversation that a call asks for, by a question (`image`, `audio`, `prompt`) or by
     `messages`, which may stand in the place of `image`, too; pictures and audio beside them are for
@@ -157,7 +162,7 @@ def requested(
     if messages is None and is_conversation(image):
         image, messages = None, cast(Sequence[Message], image)
     if messages is None:
-        return messages_of(cast("Images | None", image), prompt, system, audio)
+        return messages_of(cast("Images | None", image), prompt, system, audio, task)
     check_list(messages)
     if prompt is not None:
         raise PromptError(

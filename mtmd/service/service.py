@@ -46,6 +46,7 @@ from mtmd.loaded.report import warmup_report
 from mtmd.options.answer import AnswerOptions
 from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.prompts import Prompts
+from mtmd.prompt.tasks import BESIDE, with_task
 from mtmd.service.answer_writer import AnswerWriter
 from mtmd.service.call_plan import CallPlan
 from mtmd.service.encode_queue import EncodeQueue, Job
@@ -304,6 +305,7 @@ class Service:
         scores: PromptScores | None = None,
     ) -> Ticket:
         plan, scores = plan or (lambda: self._maker.plan(settings)), scores or PromptScores()
+        messages = self._with_task(messages, settings)
         try:
             request = self._maker.prepare(
                 messages, settings, self._salt(tenant), plan, scores, self._give_up
@@ -315,6 +317,15 @@ class Service:
         self._post(request, after)
         self._processed.add(request.prompt.pictures, tenant)
         return request.ticket
+
+    def _with_task(
+        self, messages: abc.Sequence[Message] | RawPrompt, settings: AnswerOptions
+    ) -> abc.Sequence[Message] | RawPrompt:
+        if settings.task is None:
+            return messages
+        if isinstance(messages, RawPrompt):
+            raise PromptError(BESIDE)
+        return with_task(messages, settings.task, self.checkpoint_facts.tasks)
 
     def _post(self, request: Request, after: Ticket | None) -> None:
         with self._counting:

@@ -28,7 +28,7 @@ def print_answer(
     kinds = {kind_of(image) for image in images}
     if media := [kind for kind in ("video", "audio") if kind in kinds]:
         status.say(f"reading the {' and the '.join(media)}")
-    messages = messages_of(images or None, args.prompt, args.system)
+    messages = messages_of(images or None, args.prompt, args.system, task=chosen.get("task"))
     with without_echo_of_keys():
         try:
             for event in model.stream(messages, **chosen):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError, to_json
@@ -49,6 +49,7 @@ def _schema(value: dict[str, Any]) -> dict[str, Any]:
 ModelName = Annotated[str, Field(max_length=512)]
 AdapterName = Annotated[str, Field(min_length=1, max_length=80)]
 AdapterScale = Annotated[float, Field(ge=-MAX_SCALE, le=MAX_SCALE)]
+Task = Literal["markdown", "text", "table", "formula", "layout"]
 Adapters = (
     AdapterName
     | Annotated[list[AdapterName], Field(max_length=MAX_ADAPTERS)]

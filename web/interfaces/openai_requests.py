@@ -31,6 +31,7 @@ from mtmd.web.interfaces.fields import (
     Penalty,
     Schema,
     Seed,
+    Task,
     Temperature,
     TokenId,
     Tools,
@@ -204,8 +205,8 @@ class Structured(Loose):
 
 class Generation(Request):
     """Describes what chat and plain completions have in common. `top_k`, `min_p`,
-    `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos`, adapters and grammars are
-    not OpenAI's.
+    `repetition_penalty`, `min_tokens`, `stop_token_ids`, `ignore_eos`, adapters, tasks and grammars
+    are not OpenAI's.
     """
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -258,6 +259,7 @@ class Generation(Request):
     sampling: Literal["model", "greedy", "off"] | None = None
     stop_repeating: bool | None = None
     adapter: Adapters | None = None
+    task: Task | None = None
     lora: LoraScales | None = None  # llama.cpp's
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -343,6 +345,7 @@ class Generation(Request):
             "sampling",
             "stop_repeating",
             "adapter",
+            "task",
         )
         options = given(**{name: getattr(self, name) for name in names}, lora=scales(self.lora))
         if self.repetition_penalty is None and self.repeat_penalty is not None:

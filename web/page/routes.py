@@ -113,6 +113,7 @@ def _page_routes(routes: Blueprint, chat: Chat) -> None:
             "vision": sees,
             "thinks": there.service.thinks if there else None,
             "adapters": [one.name for one in model.adapters],
+            "tasks": {} if facts is None else dict(facts.tasks),
             "kept": chat.store.keeps,
             "shared": chat.store.shared,
             "notice": notice.asdict() if notice else None,

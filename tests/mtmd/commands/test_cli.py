@@ -255,6 +255,7 @@ VIDEOS = {"--fps", "--max-frames", "--from", "--to"}  # tests/mtmd/prompt/test_v
 # tests/mtmd/ranks, tests/mtmd/loaded/fitting
 RANKS = {"--tp", "--tensor-split", "--no-kv-offload", "--split", "--fit"}
 LORA = {"--lora", "--adapter"}  # tests/mtmd/checkpoint/test_adapters.py, tests/families
+TASKS = {"--task"}  # tests/families/test_tasks.py
 THINKING = {"--think", "--think-budget", "--chat-template-kwargs"}  # tests/mtmd/thinking
 IN_TEST_GGUF = {
     "--mmproj",
@@ -279,6 +280,7 @@ def test_every_option_of_describe_is_tried_here() -> None:
         "--stop-repeating",
         *THINKING,
         *LORA,
+        *TASKS,
         *IN_TEST_GGUF,
         "--memory-limit",  # tests/mtmd/loaded/test_memory_admission.py
         "--isolate",  # tests/mtmd/test_isolate.py

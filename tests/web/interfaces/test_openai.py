@@ -244,6 +244,7 @@ def test_logprobs_are_told_as_asked(client):
             {"seed": 3, "temperature": 1.0, "top_p": 0.5, "top_k": 7, "min_p": 0.1},
         ),
         ({"sampling": "off", "stop_repeating": True}, {"sampling": "off", "stop_repeating": True}),
+        ({"task": "markdown"}, {"task": "markdown"}),
         ({}, {"sampling": "model", "max_tokens": CONTEXT}),
         ({"response_format": {"type": "json_object"}}, {"json_schema": loose({"type": "object"})}),
         ({"response_format": {"type": "text"}}, {}),

@@ -32,6 +32,9 @@ export class Composer {
     for (const id of ["shoot", "pick-folder"]) $(id).hidden = !about.vision;
     $("pick").hidden = !about.vision && !about.audio;
     $("record").hidden = !about.audio || !Recorder.possible;
+    const tasks = Object.entries(about.tasks); // what the model's authors ask it for, and how
+    $("task").hidden = !tasks.length;
+    $("task").replaceChildren(el("option", { value: "" }, "Task…"), ...tasks.map(([name, words]) => el("option", { value: words }, name)));
   }
 
   #listen() {
@@ -43,6 +46,12 @@ export class Composer {
     prompt.addEventListener("input", () => {
       this.refused = false;
       this.changed();
+    });
+    $("task").addEventListener("change", () => { // its words go into the box, where they can be read and changed
+      prompt.value = $("task").value;
+      $("task").value = "";
+      prompt.dispatchEvent(new Event("input"));
+      prompt.focus();
     });
     prompt.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !touch) {

@@ -1,0 +1,43 @@
+"""A task in the place of a prompt: the words that the model's authors have for it, put into the
+last turn of a conversation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mtmd.base.errors import OptionError, PromptError
+from mtmd.prompt.conversation import Message
+
+BESIDE = "task: found beside a prompt, expected one of them; the task brings the authors' own"
+
+# Special tokens that say where something is: of an answer to a task they are a part
+PLACE_TOKEN = re.compile(
+    r"<\|(?:/?ref|/?det|TEXT_(?:START|END)|LOC_(?:BEGIN|END|\d{1,4})|box_(?:start|end)"
+    r"|object_ref_(?:start|end))\|>"
+)
+
+
+def with_task(messages: Sequence[Message], task: str, prompts: Mapping[str, str]) -> list[Message]:
+    """The conversation with a task's prompt behind the pictures of its last turn; `prompts` are
+    those of the model. Raises OptionError for a task that it does not have, PromptError for a last
+    turn with words of its own.
+    """
+    if task not in prompts:
+        has = f"it has {', '.join(prompts)}" if prompts else "it has none; ask in your own words"
+        raise OptionError(f"task: found {task}, which this model was not made for; {has}")
+    *before, last = messages
+    content = last.get("content")
+    parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else []
+    parts = parts or list(content or ())
+    pictures = [part for part in parts if not _is_blank(part)]
+    if last.get("role") != "user" or any("text" in part for part in pictures):
+        raise PromptError(BESIDE)
+    return [*before, {**last, "content": [*pictures, {"type": "text", "text": prompts[task]}]}]
+
+
+def _is_blank(part: Any) -> bool:
+    text = part.get("text") if isinstance(part, Mapping) else None
+    return isinstance(text, str) and not text.strip()

@@ -1,0 +1,80 @@
+"""Tasks: the words of a model's authors in place of a prompt, wherever a prompt can stand; what a
+model was not made for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from common import Oracle, picture
+
+from mtmd.base.errors import OptionError, PromptError
+from mtmd.checkpoint.open import open_checkpoint
+from mtmd.clip.family import FAMILIES
+from mtmd.clip.tasks import TASKS, tasks_of
+from mtmd.events import Answer
+from mtmd.model import Model
+from mtmd.options.load import LoadOptions
+
+Build = Callable[[str, str], Oracle]
+PAGE = picture(0, 70, 50)
+
+
+@pytest.fixture
+def model(build: Build) -> Model:
+    folder = build("paddleocr_vl", "heads of 40 and 24").folder
+    return Model(open_checkpoint(folder), LoadOptions(device="cpu", dtype="fp32"))
+
+
+def prompt_of(answer: Answer) -> tuple[int, ...]:
+    return tuple(answer.prompt_token_ids)
+
+
+def test_a_task_is_asked_for_in_the_authors_words(model: Model) -> None:
+    tasks = tasks_of(model.checkpoint.vision)
+    assert list(tasks) == ["text", "table", "formula", "layout"]
+    for task, words in tasks.items():
+        plain = prompt_of(model.answer(PAGE, words, max_tokens=1))
+        assert prompt_of(model.answer(PAGE, task=task, max_tokens=1)) == plain
+    turn = {"role": "user", "content": [{"type": "image", "image": PAGE}]}
+    assert prompt_of(model.answer(messages=[turn], task=task, max_tokens=1)) == plain
+    blank = {**turn, "content": [*turn["content"], {"type": "text", "text": " "}]}
+    assert prompt_of(model.answer(messages=[blank], task=task, max_tokens=1)) == plain
+
+
+def test_what_a_task_cannot_be(model: Model) -> None:
+    with pytest.raises(
+        OptionError,
+        match=r"^task: found markdown, which this model was not made for; it has text, table, formu",
+    ):
+        model.answer(PAGE, task="markdown")
+    with pytest.raises(OptionError, match="task: found 'poem', expected one of markdown, text"):
+        model.answer(PAGE, task="poem")
+    for ask in (
+        lambda: model.answer(PAGE, "What is it?", task="text"),
+        lambda: model.complete("once", task="text"),
+    ):
+        with pytest.raises(
+            PromptError, match=r"^task: found beside a prompt, expected one of them"
+        ):
+            ask()
+
+
+def test_families_have_tasks_of_those_there_are() -> None:
+    found: dict[str, Any] = {}
+    for entry in FAMILIES:
+        module = __import__(entry.module, fromlist=["TASKS"])
+        found |= {entry.module: module.TASKS} if hasattr(module, "TASKS") else {}
+    assert len(found) >= 2
+    assert all(set(tasks) <= set(TASKS) for tasks in found.values())
+
+
+def test_a_model_without_tasks_says_so(build: Build) -> None:
+    folder = build("minicpmv4_6", "slices, windows merged after the second layer").folder
+    other = Model(open_checkpoint(folder), LoadOptions(device="cpu", dtype="fp32"))
+    with pytest.raises(
+        OptionError, match=r"task: found text, .*; it has none; ask in your own wor"
+    ):
+        other.answer(PAGE, task="text")

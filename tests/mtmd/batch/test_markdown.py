@@ -1,0 +1,58 @@
+"""PDFs page by page, and answers as Markdown files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pypdfium2
+import pytest
+
+from mtmd.base.errors import OptionError
+from mtmd.batch.inputs import Input, in_pages
+from mtmd.batch.markdown import check_folder, markdown_path, write_markdown
+from mtmd.batch.output import Row
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Path:
+    made = pypdfium2.PdfDocument.new()
+    for side in (100, 120, 140):
+        made.new_page(side, 100)
+    path = tmp_path / "paper.pdf"
+    made.save(path)
+    made.close()
+    return path
+
+
+def test_a_pdf_is_read_page_by_page(document: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.pdf"
+    broken.write_bytes(b"%PDF-1.4 cut")
+    inputs = in_pages([Input(str(document)), Input(str(broken)), Input("photo.png")])
+    assert [one.name.rpartition("/")[2] for one in inputs] == [
+        *(f"paper.pdf#page={page}" for page in (1, 2, 3)),
+        "broken.pdf",
+        "photo.png",
+    ]
+
+
+def test_names_of_files(tmp_path: Path) -> None:
+    assert markdown_path(tmp_path, "a/b.pdf#page=12") == tmp_path / "a" / "b.pdf-12.md"
+    assert markdown_path(tmp_path, "/a/../b.png") == tmp_path / "a" / "b.png.md"
+    write_markdown(tmp_path, Row("x/y.png", text="# One\n\n"))
+    write_markdown(tmp_path, Row("x/z.png", error="cut"))
+    assert (tmp_path / "x" / "y.png.md").read_text() == "# One\n"
+    assert not (tmp_path / "x" / "z.png.md").exists()
+    with pytest.raises(OptionError, match="found a file, expected a folder"):
+        check_folder(tmp_path / "x" / "y.png.md")
+
+
+def test_the_command(document: Path, tmp_path: Path, mtmd) -> None:  # type: ignore[no-untyped-def]
+    out, pages = tmp_path / "rows.jsonl", tmp_path / "pages"
+    options = ("--pages", "--markdown", str(pages), "--out", str(out), "--max-tokens", "3")
+    assert mtmd("batch", str(document), *options).code == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["image"].rpartition("#")[2] for row in rows] == ["page=1", "page=2", "page=3"]
+    for row in rows:
+        written = markdown_path(pages, row["image"]).read_text()
+        assert written == row["text"].rstrip("\n") + "\n"
