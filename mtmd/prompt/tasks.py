@@ -11,9 +11,9 @@ from typing import Any
 from mtmd.base.errors import OptionError, PromptError
 from mtmd.prompt.conversation import Message
 
-BESIDE = "task: found beside a prompt, expected one of them; the task brings the authors' own"
+CONFLICT = "task: found beside a prompt, expected one of them; the task brings the authors' own"
 
-# Special tokens that say where something is: of an answer to a task they are a part
+# Special tokens that say where something is, a part of the answers of models made for that
 PLACE_TOKEN = re.compile(
     r"<\|(?:/?ref|/?det|TEXT_(?:START|END)|LOC_(?:BEGIN|END|\d{1,4})|box_(?:start|end)"
     r"|object_ref_(?:start|end))\|>"
@@ -34,7 +34,7 @@ def with_task(messages: Sequence[Message], task: str, prompts: Mapping[str, str]
     parts = parts or list(content or ())
     pictures = [part for part in parts if not _is_blank(part)]
     if last.get("role") != "user" or any("text" in part for part in pictures):
-        raise PromptError(BESIDE)
+        raise PromptError(CONFLICT)
     return [*before, {**last, "content": [*pictures, {"type": "text", "text": prompts[task]}]}]
 
 

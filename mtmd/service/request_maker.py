@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 from mtmd.base.errors import OptionError
+from mtmd.clip.tasks import tasks_of
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.llm.engine.prompt import Constraint
 from mtmd.llm.sampling.json_schema import left_out
@@ -86,7 +87,7 @@ class RequestMaker:
         thought = self._thought(prompt, settings, plan)
         constraint, warnings = self._constraint(settings, plan, stop, thought)
         keep = frozenset(plan.marks if plan else ())
-        if settings.task is not None:  # whose answer may say where things are
+        if "layout" in tasks_of(loaded.checkpoint.vision):  # whose answers say where things are
             keep |= {i for text, i in tokenizer.silent.items() if PLACE_TOKEN.fullmatch(text)}
         stream = tokenizer.stream(keep=keep) if thought is None else thought.stream
         return Request(

@@ -46,7 +46,7 @@ from mtmd.loaded.report import warmup_report
 from mtmd.options.answer import AnswerOptions
 from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.prompts import Prompts
-from mtmd.prompt.tasks import BESIDE, with_task
+from mtmd.prompt.tasks import CONFLICT, with_task
 from mtmd.service.answer_writer import AnswerWriter
 from mtmd.service.call_plan import CallPlan
 from mtmd.service.encode_queue import EncodeQueue, Job
@@ -324,7 +324,7 @@ class Service:
         if settings.task is None:
             return messages
         if isinstance(messages, RawPrompt):
-            raise PromptError(BESIDE)
+            raise PromptError(CONFLICT)
         return with_task(messages, settings.task, self.checkpoint_facts.tasks)
 
     def _post(self, request: Request, after: Ticket | None) -> None:
