@@ -14,7 +14,7 @@ from mtmd.prompt.conversation import Message
 CONFLICT = "task: found beside a prompt, expected one of them; the task brings the authors' own"
 
 # Special tokens that say where something is, a part of the answers of models made for that
-PLACE_TOKEN = re.compile(
+LOCATION_TOKEN = re.compile(
     r"<\|(?:/?ref|/?det|TEXT_(?:START|END)|LOC_(?:BEGIN|END|\d{1,4})|box_(?:start|end)"
     r"|object_ref_(?:start|end))\|>"
 )

@@ -18,7 +18,7 @@ from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.options.answer import AnswerOptions
 from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.prompts import PreparedPrompt, Prompts
-from mtmd.prompt.tasks import PLACE_TOKEN
+from mtmd.prompt.tasks import LOCATION_TOKEN
 from mtmd.prompt_logprobs import check_prompt_logprobs
 from mtmd.service.call_plan import CallPlan, check_ids, plan_calls
 from mtmd.service.prompt_scores import PromptScores
@@ -88,7 +88,7 @@ class RequestMaker:
         constraint, warnings = self._constraint(settings, plan, stop, thought)
         keep = frozenset(plan.marks if plan else ())
         if "layout" in tasks_of(loaded.checkpoint.vision):  # whose answers say where things are
-            keep |= {i for text, i in tokenizer.silent.items() if PLACE_TOKEN.fullmatch(text)}
+            keep |= {i for text, i in tokenizer.silent.items() if LOCATION_TOKEN.fullmatch(text)}
         stream = tokenizer.stream(keep=keep) if thought is None else thought.stream
         return Request(
             Ticket(cancel, sum(one.stored for one in prompt.pictures)),

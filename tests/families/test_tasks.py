@@ -17,7 +17,7 @@ from mtmd.clip.tasks import TASKS, tasks_of
 from mtmd.events import Answer
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
-from mtmd.prompt.tasks import PLACE_TOKEN
+from mtmd.prompt.tasks import LOCATION_TOKEN
 
 Build = Callable[[str, str], Oracle]
 PAGE = picture(0, 70, 50)
@@ -83,5 +83,7 @@ def test_a_model_without_tasks_says_so(build: Build) -> None:
 
 def test_marks_of_places_stay_in_answers() -> None:
     places = "<|LOC_0|> <|LOC_1000|> <|LOC_BEGIN|> <|TEXT_END|> <|ref|> <|/det|> <|box_start|>"
-    assert all(map(PLACE_TOKEN.fullmatch, places.split()))
-    assert not any(map(PLACE_TOKEN.fullmatch, ("<|im_end|>", "<|LOC|>", "</s>", "<|grounding|>")))
+    assert all(map(LOCATION_TOKEN.fullmatch, places.split()))
+    assert not any(
+        map(LOCATION_TOKEN.fullmatch, ("<|im_end|>", "<|LOC|>", "</s>", "<|grounding|>"))
+    )
