@@ -39,9 +39,9 @@ GATES = ("attn", "ffn")
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the rows of a picture of n tiles, of N that there may be, lie in the tower: patches of
-    its tiles as they lie in the canvas, class tokens, patches of tiles that are padding, and at the
-    end what pads tiles.
+    """The rows of a picture of n tiles, of N that there may be, as they lie in the tower: patches
+    of its tiles as they lie in the canvas, class tokens, patches of tiles that are padding, and at
+    the end what pads tiles.
     """
 
     grid: tuple[int, int]  # of tiles
@@ -205,17 +205,17 @@ class MllamaVision:
         rows, number = self.rows(grid), self.resolution.grids.index(grid) + 1
         bounds = _bounds(rows)
         x = self._embedded(tiles, rows, number, w)
-        kept = []
+        inner = []
         for index in range(self.vit.layers):
             x = self._block(x, f"v.blk.{index}", w, attention, bounds, gated=False)
-            kept += [x] * self.features.count(index)
+            inner += [x] * self.features.count(index)
         x = w.layer_norm(x, "v.post_ln", NORM_EPS)
         padding = torch.arange(rows.tiles).repeat_interleave(_padding(rows))
         tile = torch.cat((rows.locations[:, 0], padding)) + number * rows.tiles
         x = ops.add(x, _gated("v.post_tile_embd", tile, w), name="v.post_tile")
         for index in range(self.global_layers):
             x = self._block(x, f"v.global.{index}", w, attention, bounds, gated=True)
-        for index, feature in enumerate(kept):
+        for index, feature in enumerate(inner):
             x = ops.concat(x, feature, axis=2, name=f"mm.features.{index}")
         length, width = x.shape[1:]
         at = (torch.arange(batch)[:, None] * length + rows.order).flatten()

@@ -88,10 +88,10 @@ def read_tiled_canvas(image: Settings, side: int, tiles: int) -> TiledCanvas:
     """
     size = image.part("size")
     edges = size.count("height", 224), size.count("width", 224)
-    most = image.count("max_image_tiles", 4, maximum=MAX_IN_A_ROW)
-    if edges != (side, side) or most != tiles:
+    limit = image.count("max_image_tiles", 4, maximum=MAX_IN_A_ROW)
+    if edges != (side, side) or limit != tiles:
         raise ModelError(
-            f"{image.where}: {most} tiles of {edges[0]} x {edges[1]} pixels, expected {tiles} of "
+            f"{image.where}: {limit} tiles of {edges[0]} x {edges[1]} pixels, expected {tiles} of "
             f"{side} x {side} as config.json says; correct one of them"
         )
     for step in ("do_resize", "do_pad"):
