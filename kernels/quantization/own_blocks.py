@@ -108,7 +108,7 @@ def nibbles(codes: Tensor, group: int = 16) -> Tensor:
     """
     # Eight at a time: a code has four bits, so none reaches into its neighbour.
     pairs = codes.contiguous().view(torch.int64).unflatten(-1, (-1, 2, group // 8))
-    packed = (pairs[..., 1, :] << 4).bitwise_or_(pairs[..., 0, :])
+    packed: Tensor = (pairs[..., 1, :] << 4).bitwise_or_(pairs[..., 0, :])
     return packed.flatten(-2).view(torch.uint8)
 
 
