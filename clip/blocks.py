@@ -167,13 +167,17 @@ def vit_block(
     bounds: Node | None = None,
     causal: bool = False,
     key_bias: bool = True,
+    fused: bool = False,
 ) -> Node:
-    """Pre-norm attention and MLP          x [B, P, C] -> [B, P, C]; arXiv:2010.11929"""
+    """Pre-norm attention and MLP          x [B, P, C] -> [B, P, C]; arXiv:2010.11929
+
+    `fused`: queries, keys and values have one matrix.
+    """
     at = f"{blocks}.{index}"
     y = w.layer_norm(x, f"{at}.ln1", p.eps)
     q, k, v = (
-        split_heads(w.linear(y, f"{at}.{part}", bias=bias), p.heads, f"{at}.{part}")
-        for part, bias in (("attn_q", True), ("attn_k", key_bias), ("attn_v", True))
+        split_heads(part, p.heads, part.name)
+        for part in _projections(y, at, w, fused=fused, bias=True, key_bias=key_bias)
     )
     x = ops.add(
         w.linear(
@@ -264,6 +268,21 @@ def swiglu(x: Node, at: str, w: Weights) -> Node:
     """The gated feed-forward layer of arXiv:2002.05202, without biases"""
     gate, up = (w.linear(x, f"{at}.ffn_{part}") for part in ("gate", "up"))
     return w.linear(ops.silu_mul(gate, up, name=f"{at}.ffn_gated"), f"{at}.ffn_down")
+
+
+def _projections(
+    x: Node, at: str, w: Weights, *, fused: bool, bias: bool, key_bias: bool = True
+) -> list[Node]:
+    """Queries, keys and values [B, P, C] each."""
+    names = [f"{at}.attn_{part}" for part in "qkv"]
+    if not fused:
+        biases = (bias, bias and key_bias, bias)
+        return [w.linear(x, name, bias=b) for name, b in zip(names, biases, strict=True)]
+    qkv, width = w.linear(x, f"{at}.attn_qkv", bias=bias), x.shape[2]
+    return [
+        ops.columns(qkv, start=i * width, stop=(i + 1) * width, name=name)
+        for i, name in enumerate(names)
+    ]
 
 
 def mlp(x: Node, at: str, gelu: str, w: Weights) -> Node:
@@ -363,16 +382,8 @@ def rotary_attention(
     `norm_eps`: each head's queries and keys are normed before they turn. `pairs` as `rope` has
     them.
     """
-    names = [f"{at}.attn_{part}" for part in "qkv"]
-    if fused:
-        qkv, width = w.linear(x, f"{at}.attn_qkv", bias=bias), x.shape[2]
-        parts = [
-            ops.columns(qkv, start=i * width, stop=(i + 1) * width, name=name)
-            for i, name in enumerate(names)
-        ]
-    else:
-        parts = [w.linear(x, name, bias=bias) for name in names]
-    q, k, v = (split_heads(part, heads, name) for part, name in zip(parts, names, strict=True))
+    parts = _projections(x, at, w, fused=fused, bias=bias)
+    q, k, v = (split_heads(part, heads, part.name) for part in parts)
     if norm_eps is not None:
         q = w.rms_norm(q, f"{at}.attn_q_norm", norm_eps)
         k = w.rms_norm(k, f"{at}.attn_k_norm", norm_eps)
@@ -397,15 +408,17 @@ def biased_parameters(
     }
 
 
+def third(index: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that picks queries (0), keys (1) or values (2) of a tensor of all."""
+    return lambda fused: fused.chunk(3)[index]
+
+
 def qkv_parameters(
     at: str, width: int, theirs: str, source: Callable[[str], tuple[str, ...]]
 ) -> dict[str, Parameter]:
     """Queries, keys and values, which a checkpoint holds in one, `theirs`, whose name ends in qkv,
     or in three whose names end in q, k and v.
     """
-
-    def third(index: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda fused: fused.chunk(3)[index]
 
     shapes: dict[str, tuple[int, ...]] = {"weight": (width, width), "bias": (width,)}
     return {

@@ -70,6 +70,13 @@ FAMILIES = (
     Entry("mtmd.clip.families.glm4v", ("glm4v", "glm4v_moe", "glm46v", "glm_ocr"), ("glm4v",)),
     Entry("mtmd.clip.families.llama4", ("llama4",), ("llama4",)),
     Entry(
+        "mtmd.clip.families.deepseek_ocr.vision",
+        ("deepseek_vl_v2", "unlimited_ocr"),
+        ("deepseekocr",),
+    ),
+    Entry("mtmd.clip.families.deepseek_ocr.ocr2", ("deepseek_ocr2",), ("deepseekocr2",)),
+    Entry("mtmd.clip.families.got_ocr2", ("got_ocr2",), ties=("got_ocr2",)),
+    Entry(
         "mtmd.clip.families.aya_vision",
         ("aya_vision", "cohere2_vision"),
         ties=("aya_vision", "cohere2_vision"),

@@ -95,14 +95,15 @@ class Batch:
     """One forward: T tokens of S sequences, one after another.
 
     int64 [T]: tokens; slots, where in the cache each goes; and, as rows of the gathered pages,
-    where its own sequence begins (first), where it is itself (own), and where the block it belongs
-    to begins and ends (a block of its own for a causal one). positions int64 [4, T]; starts int64
-    [S + 1], where each sequence begins among the tokens; sequence_slots int64 [S]; pages int64 [P],
-    those of all sequences' pasts. images [M, D] are put at rows image_at; logits are computed for
-    `requested`, and `answers` of them mean something. fp32 [T, N]: `scales` of N adapters, of which
-    `adapters` are applied to any of the tokens. Where tokens attend to a context: `context` [N, D]
-    is stored at rows context_slots, int64 [N]; sights int64 [T, 4] say what each token sees, as
-    `spans.sight` does, of its sequences' rows one after another.
+    where its own sequence begins (first), where it is itself (own), where the block it belongs to
+    begins and ends (a block of its own for a causal one), and where its prompt ends (prompt_end).
+    positions int64 [4, T]; starts int64 [S + 1], where each sequence begins among the tokens;
+    sequence_slots int64 [S]; pages int64 [P], those of all sequences' pasts. images [M, D] are put
+    at rows image_at; logits are computed for `requested`, and `answers` of them mean something.
+    fp32 [T, N]: `scales` of N adapters, of which `adapters` are applied to any of the tokens. Where
+    tokens attend to a context: `context` [N, D] is stored at rows context_slots, int64 [N]; sights
+    int64 [T, 4] say what each token sees, as `spans.sight` does, of its sequences' rows one after
+    another.
     """
 
     tokens: np.ndarray
@@ -112,6 +113,7 @@ class Batch:
     own: np.ndarray
     block_first: np.ndarray
     block_last: np.ndarray
+    prompt_end: np.ndarray
     starts: np.ndarray
     sequence_slots: np.ndarray
     pages: np.ndarray
@@ -170,4 +172,14 @@ class Batch:
             first = self.first if window is None else np.maximum(self.first, self.own - window + 1)
         result[:, 0] = np.minimum(first, self.block_first) if whole else first
         result[:, 1] = self.block_last if blocks else self.own
+        return result
+
+    def hidden(self, window: int, rows: int) -> np.ndarray:
+        """fp32 [T, rows], -inf where a token of an answer does not see one of the gathered rows,
+        as it is of the answer too and more than `window` tokens back, itself counted.
+        """
+        number = np.arange(rows)
+        old = (number >= self.prompt_end[:, None]) & (number <= self.own[:, None] - window)
+        result = np.zeros(old.shape, np.float32)
+        result[old] = -np.inf
         return result

@@ -109,9 +109,10 @@ def attend(
     bounds: Node,
     scale: float | None = None,
     softcap: float | None = None,
+    mask: Node | None = None,
 ) -> Node:
-    """Attention to everything in the cache that `bounds` let see, scaled by 1 / sqrt(K) unless said
-    otherwise
+    """Attention to everything in the cache that `bounds` and `mask` let see, scaled by 1 / sqrt(K)
+    unless said otherwise
 
     q [T, H, K], keys and values [1, S, G, K] -> [T, H * K]
     """
@@ -120,7 +121,8 @@ def attend(
         ops.reshape(q, shape=(1, rows, count, size), name=f"{at}.attn_q.batch"),
         keys,
         values,
-        bounds=bounds,
+        mask,
+        bounds,
         scale=size**-0.5 if scale is None else scale,
         softcap=softcap,
         name=f"{at}.attn",

@@ -82,6 +82,11 @@ FAMILIES = (
     Entry("mtmd.llm.families.glm4v", ("glm4v_text", "glm_ocr_text"), ("glm4",)),
     Entry("mtmd.llm.families.glm4_moe", ("glm4_moe", "glm4v_moe_text"), ("glm4moe",)),
     Entry("mtmd.llm.families.llama4", ("llama4_text",), ("llama4",)),
+    Entry(
+        "mtmd.llm.families.deepseek_ocr",
+        ("deepseek_vl_v2_text", "deepseek_ocr2_text", "unlimited_ocr_text"),
+        ("deepseek2-ocr",),
+    ),
     Entry("mtmd.llm.families.cohere2", ("cohere2",), ("cohere2",)),
     Entry("mtmd.llm.families.hunyuan_vl", ("hunyuan_vl_text",), ("hunyuan_vl",)),
 )

@@ -177,6 +177,18 @@ class TextInputs:
 
         return self._input(name, (self.tokens, 2), torch.int32, fill, window=window)
 
+    def hidden(self, window: int) -> Node:
+        """fp32 [T, rows of the gathered pages], what is added to the scores of attention where an
+        answer sees no more than `window` tokens of itself; see `Batch.hidden`.
+        """
+        rows = self.batch.pages * PAGE
+        return self._input(
+            f"inp.hidden.{window}",
+            (self.tokens, rows),
+            torch.float32,
+            lambda b: b.hidden(window, rows),
+        )
+
     def constant(self, name: str, locations: torch.Tensor) -> Node:
         """int64 [N], the same in every batch."""
         if name not in self._made:

@@ -36,7 +36,7 @@ registers spill; they say nothing about speed. `python benchmarks/gpu.py` checks
 results are checked on the CPU in Triton's interpreter (`tests/kernels`).
 
 What attention takes: head sizes 16 to {maximum} (keys and values may differ), bf16, fp16 and fp32 with fp32 sums, grouped heads, causal,
-window, bounds, soft cap, an additive mask of any floating-point type that broadcasts, any strides but in the last dimension. Anything
+window, bounds, soft cap, an additive mask of any floating-point type that broadcasts, behind the cap or before it, any strides but in the last dimension. Anything
 else is refused with a reason (`rejects` in `kernels/gpu/flash_attention/kernel.py`).
 
 Each cell: shared memory in KiB / registers per thread / spilled bytes per thread / programs that a multiprocessor holds at once, by the

@@ -346,15 +346,11 @@ def _also_own(name: str, p: Parameter) -> Parameter:
     at = f"vision_model.encoder.layers.{layer}"
     if part in ("attn_q", "attn_k", "attn_v"):
         whole = (3 * p.shape[0], *p.shape[1:])
-        pick = partial(_third, "qkv".index(part[-1]))
+        pick = blocks.third("qkv".index(part[-1]))
         return replace(p, others=(Stored((f"{at}.attn.qkv.{end}",), whole, pick, picks_rows=True),))
     theirs = OWN_LAYER[part]
     bare = part in ("ls1", "ls2") or theirs.endswith(".weight")
     return replace(p, sources=(*p.sources, f"{at}.{theirs}" if bare else f"{at}.{theirs}.{end}"))
-
-
-def _third(index: int, fused: torch.Tensor) -> torch.Tensor:
-    return fused.chunk(3)[index]
 
 
 def _row_of_one(shape: tuple[int, ...], ones: int, name: str, theirs: str) -> Parameter:

@@ -66,7 +66,7 @@ class StretchedTiling:
                 (n for n in counts if maximum is None or self.tokens(n) <= maximum), default=1
             )
             ranges += [(1, 1), (1, last), (first, self.maximum), (min(first, last), last)]
-        grids = [self.closest(size, _grids(*limits), self.tile) for limits in ranges]
+        grids = [self.closest(size, grids_of(*limits), self.tile) for limits in ranges]
         chosen, notes = budget.choose([self.tokens(columns * rows) for columns, rows in grids])
         return grids[chosen], notes
 
@@ -90,7 +90,7 @@ class StretchedTiling:
 
 
 @lru_cache
-def _grids(fewest: int, maximum: int) -> tuple[Size, ...]:
+def grids_of(fewest: int, maximum: int) -> tuple[Size, ...]:
     """(columns, rows) of so many tiles, by their number, of equal numbers the narrowest first: at a
     tie of shapes the order decides.
     """

@@ -107,7 +107,7 @@ class Parameter:
         for source in self.sources:
             way = Stored((source,), shape, self.convert, self.picks_rows, self.runs)
             yield way
-            if len(shape) > 3:
+            if len(shape) > 3 and shape[0] > 1:  # of one there is no kernel, but a table's axis
                 yield channels_last(way)
         yield from self.others
 

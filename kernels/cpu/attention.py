@@ -35,6 +35,7 @@ def flash_attention(
     causal: bool = False,
     window: int | None = None,
     softcap: float | None = None,
+    mask_capped: bool = False,
 ) -> Tensor:
     """The `attention` op: q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V]"""
     # Given other strides, or a mask of three dimensions, torch leaves its flash kernel for one that
@@ -49,7 +50,7 @@ def flash_attention(
     limits = None if bounds is None else bounds.view(-1, rows, 2).numpy()
     for start, stop in _blocks(rows, limits):
         out[:, start:stop] = _block(
-            q, k, v, mask, limits, start, stop, scale, causal, window, softcap
+            q, k, v, mask, limits, start, stop, scale, causal, window, softcap, mask_capped
         )
     return out
 
@@ -80,6 +81,7 @@ def workspace(
     causal: bool = False,
     window: int | None = None,
     softcap: float | None = None,
+    mask_capped: bool = False,  # noqa: ARG001
 ) -> int:
     """Most bytes beyond the result; fewer where whole stretches of keys turn out to be out of a
     block's sight.
@@ -159,6 +161,7 @@ def _block(
     causal: bool,
     window: int | None,
     softcap: float | None,
+    mask_capped: bool,
 ) -> Tensor:
     """Rows start..stop, over the keys that any of them can see."""
     rows, keys = q.shape[1], k.shape[1]
@@ -180,7 +183,9 @@ def _block(
     seen = _seen(limits, start, stop, first, last, rows, keys, causal, window)
     bias = None if mask is None else mask[..., start:stop, first : last + 1]
     if softcap is not None or q.shape[3] != v.shape[3]:
-        scores = attn_scores.reference(part, k, bias, scale=scale, softcap=softcap)
+        scores = attn_scores.reference(
+            part, k, bias, scale=scale, softcap=softcap, mask_capped=mask_capped
+        )
         if seen is not None:
             scores.masked_fill_(~seen, -torch.inf)
         assert attn_softmax.in_place is not None

@@ -38,6 +38,7 @@ def rejects(
     causal: bool = False,  # noqa: ARG001
     window: int | None = None,  # noqa: ARG001
     softcap: float | None = None,  # noqa: ARG001
+    mask_capped: bool = False,  # noqa: ARG001
 ) -> str | None:
     """None if the kernel takes tensors of these types, else why not."""
     if q.dtype not in TYPES or v.dtype != q.dtype:
@@ -71,6 +72,7 @@ def tiled_attention(
     causal: bool = False,
     window: int | None = None,
     softcap: float | None = None,
+    mask_capped: bool = False,
 ) -> Tensor:
     """The `attention` op: q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V]"""
     from mtmd.kernels.cpu.native.compile import compile_kernel
@@ -80,7 +82,8 @@ def tiled_attention(
     batch, tokens, heads, size = q.shape
     keys, groups, value = k.shape[1], k.shape[2], v.shape[3]
     out = new_result(batch, tokens, heads, value, dtype=v.dtype)
-    form = _form(q.dtype, size, value, None if mask is None else mask.dtype, softcap, scale)
+    added = None if mask is None else mask.dtype
+    form = _form(q.dtype, size, value, added, softcap, scale, mask_capped)
     each = _each(batch, tokens, heads, groups)
     blocks = -(-tokens // each)
     locations, bytes_ = form.locations(each * (heads // groups))
@@ -114,6 +117,7 @@ def workspace(
     causal: bool = False,  # noqa: ARG001
     window: int | None = None,  # noqa: ARG001
     softcap: float | None = None,
+    mask_capped: bool = False,
 ) -> int:
     """Bytes beyond the result: each thread's memory, and copies of what is not dense."""
     from mtmd.kernels.cpu.tiled import team
@@ -122,7 +126,8 @@ def workspace(
     groups = k.shape[2]
     copies = sum(t.bytes for t in (q, k, v, mask) if t is not None and t.strides[-1] != 1)
     copies += 0 if bounds is None or bounds.is_contiguous else bounds.bytes
-    form = _form(q.dtype, size, v.shape[3], None if mask is None else mask.dtype, softcap, scale)
+    added = None if mask is None else mask.dtype
+    form = _form(q.dtype, size, v.shape[3], added, softcap, scale, mask_capped)
     each = _each(batch, tokens, heads, groups)
     _, bytes_ = form.locations(each * (heads // groups))
     return copies + team.scratch_bytes(bytes_, batch * groups * -(-tokens // each))
@@ -158,6 +163,7 @@ def _form(
     mask: torch.dtype | None,
     softcap: float | None,
     scale: float,
+    mask_capped: bool = False,
 ) -> Form:
     from mtmd.kernels.cpu.tiled.cpu import host_form
     from mtmd.kernels.cpu.tiled.flash import Form
@@ -169,7 +175,10 @@ def _form(
         kind = "single"
     capped, masked = softcap is not None, None if mask is None else TYPES[mask]
     scaled = not capped and masked is None and scale > 0
-    return Form(kind, TYPES[dtype], size, value, masked, capped, scaled, lanes, rows, columns)
+    inside = mask_capped and capped and masked is not None
+    return Form(
+        kind, TYPES[dtype], size, value, masked, inside, capped, scaled, lanes, rows, columns
+    )
 
 
 def _each(batch: int, tokens: int, heads: int, groups: int) -> int:

@@ -34,7 +34,16 @@ from mtmd.kernels.ops.gather import (
     prepend,
     take_rows,
 )
-from mtmd.kernels.ops.image import conv2d, patch_embed, patches, pool2d, resize2d, unshuffle
+from mtmd.kernels.ops.image import (
+    conv2d,
+    from_windows,
+    patch_embed,
+    patches,
+    pool2d,
+    resize2d,
+    unshuffle,
+    windows,
+)
 from mtmd.kernels.ops.matmul import lora, matmul, matmul_gated, matmul_gelu
 from mtmd.kernels.ops.moe import Routing, moe
 from mtmd.kernels.ops.norm import (
@@ -47,6 +56,7 @@ from mtmd.kernels.ops.norm import (
 )
 from mtmd.kernels.ops.op import OPS, Op
 from mtmd.kernels.ops.recurrent import delta_gates, gated_delta, short_conv, state_store
+from mtmd.kernels.ops.relative import relative_keys, relative_queries
 from mtmd.kernels.ops.rope import rope, rope_columns, rope_store, rope_table
 from mtmd.kernels.ops.view import columns, half, kv_half, reshape, rows
 
@@ -72,6 +82,7 @@ __all__ = [
     "delta_gates",
     "embed",
     "embed_part",
+    "from_windows",
     "gated_delta",
     "gated_norm",
     "gather_pages",
@@ -95,6 +106,8 @@ __all__ = [
     "place_rows",
     "pool2d",
     "prepend",
+    "relative_keys",
+    "relative_queries",
     "relu",
     "reshape",
     "resize2d",
@@ -115,5 +128,6 @@ __all__ = [
     "state_store",
     "take_rows",
     "unshuffle",
+    "windows",
     "without",
 ]

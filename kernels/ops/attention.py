@@ -11,8 +11,10 @@ Which keys s a row t may see is any conjunction of
   blocks that see each other in both directions are all intervals: a row of cache slot p in a block
   that ends at slot e, under a window w, has bounds (p - w + 1, e).
 `mask` [T, S], [H, T, S] or [B, H, T, S] (B, H may be 1) is added to the scores, after the soft cap
-c * tanh(score / c). A row that sees nothing gives zeros. Keys and values that a row may not see
-still have to be finite: they are multiplied by zero.
+c * tanh(score / c), or before it with `mask_capped`, as conformers add relative positions: -inf
+hides no key then, bounds do. Relative positions of a grid need no mask (`relative.py`). A row that
+sees nothing gives zeros. Keys and values that a row may not see still have to be finite: they are
+multiplied by zero.
 """
 
 from __future__ import annotations
@@ -100,12 +102,15 @@ def attention(
     causal: bool = False,
     window: int | None = None,
     softcap: float | None = None,
+    mask_capped: bool = False,
 ) -> Tensor:
     """softmax(q k^T * scale) v
 
     q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V], contiguous
     """
-    scores = attn_scores.reference(q, k, mask, scale=scale, softcap=softcap)
+    scores = attn_scores.reference(
+        q, k, mask, scale=scale, softcap=softcap, mask_capped=mask_capped
+    )
     return attn_mix.reference(_softmax(scores, bounds, causal=causal, window=window), v)
 
 
@@ -116,7 +121,13 @@ def _scores_shape(q: Type, k: Type, mask: Type | None = None, **attrs: object) -
 
 @op(shape=_scores_shape, flops=lambda n: 2 * n.type.count * n.inputs[0].shape[-1])  # type: ignore[union-attr]
 def attn_scores(
-    q: Tensor, k: Tensor, mask: Tensor | None = None, *, scale: float, softcap: float | None = None
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    mask_capped: bool = False,
 ) -> Tensor:
     """q k^T * scale, capped, plus mask, in fp32          -> [B, H, T, S]"""
     batch, rows, heads, width = q.shape
@@ -125,9 +136,11 @@ def attn_scores(
     scores = (
         (grouped @ k.permute(0, 2, 3, 1)).view(batch, heads, rows, k.shape[1]).float().mul_(scale)
     )
+    if mask is not None and mask_capped:
+        scores.add_(mask)
     if softcap is not None:
         scores.div_(softcap).tanh_().mul_(softcap)
-    return scores if mask is None else scores.add_(mask)
+    return scores if mask is None or mask_capped else scores.add_(mask)
 
 
 def visible(

@@ -228,6 +228,54 @@ def conv2d(
     return result if b is None else result.add_(b)
 
 
+def _windows_shape(x: Type, *, grid: tuple[int, int], size: int) -> Type:
+    need_floats(x)
+    need(
+        len(x.shape) == 3 and x.shape[1] == grid[0] * grid[1] and size > 0,
+        f"x {list(x.shape)} is not a grid of {grid[0]} x {grid[1]} for windows of {size}",
+    )
+    count = -(-grid[0] // size) * -(-grid[1] // size)
+    return Type.contiguous((x.shape[0] * count, size * size, x.shape[2]), x.dtype)
+
+
+@op(shape=_windows_shape)
+def windows(x: Tensor, *, grid: tuple[int, int], size: int) -> Tensor:
+    """A grid cut into squares of size x size, those at its lower and right edge with zeros behind
+    its cells, each square a batch entry of its own
+
+    x [B, P, C], P = rows * columns -> [B * N, size * size, C], N squares line by line
+    """
+    rows, columns = grid
+    cells = F.pad(x.unflatten(1, grid), (0, 0, 0, -columns % size, 0, -rows % size))
+    squares: Tensor = cells.unflatten(2, (-1, size)).unflatten(1, (-1, size))
+    squares = squares.permute(0, 1, 3, 2, 4, 5)
+    return squares.clone(memory_format=torch.contiguous_format).view(-1, size * size, x.shape[2])
+
+
+def _from_windows_shape(x: Type, *, grid: tuple[int, int], size: int) -> Type:
+    need_floats(x)
+    count = -(-grid[0] // size) * -(-grid[1] // size)
+    need(
+        len(x.shape) == 3 and x.shape[1] == size * size and x.shape[0] % count == 0,
+        f"x {list(x.shape)} is not {count} windows of {size} x {size} a picture",
+    )
+    return Type.contiguous((x.shape[0] // count, grid[0] * grid[1], x.shape[2]), x.dtype)
+
+
+@op(shape=_from_windows_shape)
+def from_windows(x: Tensor, *, grid: tuple[int, int], size: int) -> Tensor:
+    """The grid of which `windows` made squares, without what it has added
+
+    x [B * N, size * size, C] -> [B, P, C], P = rows * columns
+    """
+    rows, columns = grid
+    down, across = -(-rows // size), -(-columns // size)
+    squares = x.unflatten(1, (size, size)).unflatten(0, (-1, down, across))
+    squares = squares.permute(0, 1, 3, 2, 4, 5)
+    cells: Tensor = squares.flatten(3, 4).flatten(1, 2)[:, :rows, :columns]
+    return cells.clone(memory_format=torch.contiguous_format).view(-1, rows * columns, x.shape[2])
+
+
 MODES = ("bilinear", "bicubic")
 
 

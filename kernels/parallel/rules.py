@@ -443,6 +443,14 @@ def _attention(dims: Dims, node: Node, states: list[State]) -> Located:
     )
 
 
+@rule("relative_queries", "relative_keys")
+def _relative(dims: Dims, node: Node, states: list[State]) -> Located:
+    """Each head by itself; tables are whole."""
+    if isinstance(states[0], Split) and states[0].axis != 2:
+        raise Conflict(_dims(states[0]), "distances are those of whole grids and heads")
+    return _each_element(dims, node, states)
+
+
 @rule("attn_scores")
 def _attn_scores(dims: Dims, node: Node, states: list[State]) -> Located:
     result = _heads(

@@ -42,17 +42,19 @@ class AttentionForm:
         name: str,
         scale: float,
         softcap: float | None = None,
+        mask_capped: bool = False,
         **limits: Any,
     ) -> Node:
         """softmax(q k^T * scale) v
 
         q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V]
         """
+        scored: dict[str, Any] = {"scale": scale, "softcap": softcap}
+        if mask_capped:
+            scored["mask_capped"] = True
         if not self.all_explicit and name not in self.explicit:
-            return ops.attention(
-                q, k, v, mask, bounds, scale=scale, softcap=softcap, name=name, **limits
-            )
-        scores = ops.attn_scores(q, k, mask, scale=scale, softcap=softcap, name=f"{name}.scores")
+            return ops.attention(q, k, v, mask, bounds, name=name, **scored, **limits)
+        scores = ops.attn_scores(q, k, mask, name=f"{name}.scores", **scored)
         weights = ops.attn_softmax(scores, bounds, name=f"{name}.softmax", **limits)
         return ops.attn_mix(weights, v, name=name)
 

@@ -659,8 +659,15 @@ def _emit_nothing(low: Lowering, node: Node, inputs: Operands) -> None:
 def _rejects_attention(low: Lowering, node: Node, inputs: Operands) -> str | None:
     q, k, v, mask, bounds = (*inputs, None, None)[:5]
     assert q is not None and k is not None and v is not None
-    if mask is not None or node.attrs.get("causal") or node.attrs.get("window") is not None:
-        return "a mask, causal or a window besides bounds"
+    if node.attrs.get("causal") or node.attrs.get("window") is not None:
+        return "causal or a window besides bounds"
+    if mask is not None and (
+        mask.dtype != torch.float32
+        or len(mask.shape) != 2
+        or not mask.type.is_contiguous
+        or node.attrs.get("mask_capped")
+    ):
+        return f"a mask {mask.type}, expected fp32 of tokens by keys, behind a cap"
     if bounds is None or len(bounds.shape) != 2:
         return "no bounds"
     if not (k.op == v.op == "gather_pages"):
@@ -675,7 +682,7 @@ def _rejects_attention(low: Lowering, node: Node, inputs: Operands) -> str | Non
 
 
 def _emit_attention(low: Lowering, node: Node, inputs: Operands) -> None:
-    q, k, v, _, bounds = (*inputs, None, None)[:5]
+    q, k, v, mask, bounds = (*inputs, None, None)[:5]
     assert q is not None and k is not None and v is not None and bounds is not None
     (_, tokens, count, size), groups, value = q.shape, k.shape[2], v.shape[3]
     keys, pages = low.inputs[k]
@@ -692,6 +699,7 @@ def _emit_attention(low: Lowering, node: Node, inputs: Operands) -> None:
         count // groups,
         softcap is not None,
         16 if compiler().cpu.has("avx512f") else 4,
+        mask is not None,
     )
     width = attention.ROOM + attention.padded(value)
     parts = low.room(4 * tokens * count * splits * width) if splits > 1 else Pointer(ARENA)
@@ -709,6 +717,7 @@ def _emit_attention(low: Lowering, node: Node, inputs: Operands) -> None:
     ]
     args += [groups, splits, to, token, head, parts]
     args += [bits(node.attrs["scale"]), bits(softcap or 0.0), maximum]
+    args += [] if mask is None else [low.location(mask), mask.shape[1]]
     low.add(address, args, tokens * groups * splits, 1, node.name)
     if splits > 1:
         address = compile_kernel(attention.emit_combine, name_of(node), value)

@@ -53,8 +53,8 @@ class _Making:
     cache: Cache
     tokens: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    marks: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """First row of the sequence, own row, first and last row of the block."""
+    marks: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    """First row of the sequence, own row, first and last row of the block, end of the prompt."""
     positions: list[np.ndarray | range] = field(default_factory=list)  # a range: of text
     starts: list[int] = field(default_factory=lambda: [0])
     sequence_slots: list[int] = field(default_factory=list)
@@ -78,6 +78,7 @@ class _Making:
         self.adapters.append((sum(map(len, spans)), sequence.adapters))
         base = len(self.pages) * PAGE  # its first row among the gathered pages of all
         length, pages = sequence.done, sequence.pages
+        end = base + sequence.prompt_tokens
         # Of an answer all tokens but the last have been read when the next is computed.
         position = sequence.position + max(len(sequence.tokens) - 1 - sequence.behind, 0)
         for span in spans:
@@ -95,7 +96,7 @@ class _Making:
             self.tokens += span.tokens
             start, stop = length, length + len(span)
             self.slots += [pages[i // PAGE] * PAGE + i % PAGE for i in range(start, stop)]
-            self.marks += [(base, base + i, base + i, base + i) for i in range(start, stop)]
+            self.marks += [(base, base + i, base + i, base + i, end) for i in range(start, stop)]
             length = stop
         if self.cache.context:
             first = len(self.sequence_slots) * self.cache.context
@@ -108,7 +109,7 @@ class _Making:
             # The beginning of a block may have been cached before.
             whole = (base + begun.get(done + stop, done + start), base + done + stop - 1)
             self.marks[at + start : at + stop] = [
-                (base, base + done + i, *whole) for i in range(start, stop)
+                (base, base + done + i, *whole, end) for i in range(start, stop)
             ]
         self.starts.append(len(self.tokens))
         self.sequence_slots.append(sequence.slot)
@@ -144,13 +145,15 @@ class _Making:
         if spare:
             self.tokens += [0] * spare
             self.slots += [i % PAGE for i in range(spare)]
-            self.marks += [(0, 0, 0, 0)] * spare
+            self.marks += [(0, 0, 0, 0, 0)] * spare
             self.positions += [range(1)] * spare
         context = self._context(shape)
         empty = shape.sequences - sequences
         self.starts += [self.starts[-1]] * (empty - 1) + [shape.tokens] * min(empty, 1)
         self.sequence_slots += [self.cache.sequences] * empty
-        first, own, block_first, block_last = np.array(self.marks, np.int64).reshape(-1, 4).T.copy()
+        first, own, block_first, block_last, prompt_end = (
+            np.array(self.marks, np.int64).reshape(-1, 5).T.copy()
+        )
         return Batch(
             _numbers(self.tokens),
             self._all_positions(),
@@ -159,6 +162,7 @@ class _Making:
             own,
             block_first,
             block_last,
+            prompt_end,
             _numbers(self.starts),
             _numbers(self.sequence_slots),
             self._table(shape.pages) if self.cache.paged else self._all_pages(shape.pages),

@@ -31,7 +31,7 @@ def next_token(
     elif sampled is None:
         allowed = prompt.constraint.mask(tensor_of(logits)) if prompt.constraint else logits
         written = sequence.tokens
-        forbidden = prompt.forbidden(len(written))
+        forbidden = prompt.forbidden(written)
         token = prompt.sampler(allowed, prompt.penalized(written), written, forbidden)
     else:
         if sampled.error is not None:
@@ -96,7 +96,7 @@ def _requests(
             prompt.sampler.sampling,
             prompt.penalized(written),
             written,
-            prompt.forbidden(len(written)),
+            prompt.forbidden(written),
             point,
             allowed,
             prompt.alternatives,

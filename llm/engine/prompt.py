@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from mtmd.llm.engine.spans import Span
+from mtmd.llm.sampling.ngrams import repeated_ends
 from mtmd.llm.sampling.sampler import Sampler
 
 
@@ -102,16 +103,31 @@ class Prompt:
     def is_random(self) -> bool:
         return self.sampler.sampling.temperature > 0
 
-    def forbidden(self, tokens: int) -> frozenset[int]:
-        """Return what may not come after so many tokens, those of the thought among them."""
-        answered = tokens - (self.thought.tokens if self.thought else 0)
-        return frozenset() if answered >= self.min_tokens else self.stop
+    def forbidden(self, written: abc.Sequence[int]) -> frozenset[int]:
+        """Return what may not come after the tokens of the answer, those of the thought among
+        them: the end before `min_tokens`, and what would repeat a run of tokens.
+        """
+        answered = len(written) - (self.thought.tokens if self.thought else 0)
+        ends = frozenset[int]() if answered >= self.min_tokens else self.stop
+        sampling = self.sampler.sampling
+        if not sampling.no_repeat_ngram:
+            return ends
+        window = sampling.no_repeat_window or len(self.numbers) + len(written)
+        missing = max(window - len(written), 0)
+        recent = [*self.numbers[max(len(self.numbers) - missing, 0) :], *written][-window:]
+        repeated = repeated_ends(recent, sampling.no_repeat_ngram)
+        return ends | (repeated - set(sampling.no_repeat_except))
 
     def penalized(self, written: abc.Sequence[int]) -> list[int]:
         """Return the tokens of prompt and answer, if repetitions are penalized."""
         if self.sampler.sampling.repetition_penalty == 1:
             return []
         return [*self.distinct, *written]
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """All tokens of the prompt."""
+        return tuple(t for span in self.spans for t in span.tokens)
 
     @cached_property
     def distinct(self) -> tuple[int, ...]:

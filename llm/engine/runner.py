@@ -409,6 +409,8 @@ class Runner:
             if not sequence.context_stored and sequence not in context:
                 sequence.pictures = seen_in(spans, sequence.done)
                 context[sequence] = context_of(spans)
+        for sequence, spans in parts:  # what is read first is the prompt, unless `prefill` knows
+            sequence.prompt_tokens = sequence.prompt_tokens or sum(map(len, spans))
         laid_out = [(sequence, *_located(spans, sequence.position)) for sequence, spans in parts]
         batch = make_batch(
             [(s, spans) for s, spans, _ in laid_out], cache, needs_logits, context=context
@@ -435,6 +437,8 @@ class Runner:
         self.check(spans, sequence.done)
         sequence.pictures = seen_in(spans, sequence.done)
         context = {sequence: context_of(spans)}
+        if not sequence.prompt_tokens:
+            sequence.prompt_tokens = sequence.done + sum(map(len, spans))
         *before, last = cut(lay_out(spans, sequence.position)[0], self.prefill_tokens)
         for part in before:
             self.read([(sequence, part)], cache, observe, needs_logits=False, context=context)

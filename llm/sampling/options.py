@@ -27,6 +27,7 @@ TEMPERATURE_MIN = 1e-5
 TEMPERATURE_MAX = 100.0
 BIASES_MAX = 1024
 BIAS_MAX = 100.0
+NGRAM_MAX = 1024  # tokens
 PENALTY_RANGE = (0.01, 100.0)  # keeps penalised float32 logits finite
 
 
@@ -59,6 +60,12 @@ def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
         token = integer(name, token, 0, TOP_K_MAX)
         result.append((token, number(name, bias, -BIAS_MAX, BIAS_MAX)))
     return tuple(result)
+
+
+def _tokens(name: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)) or len(value) > BIASES_MAX:
+        refuse(name, value, f"at most {BIASES_MAX} tokens' ids")
+    return tuple(integer(name, token, 0, TOP_K_MAX) for token in value)
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,25 @@ class Sampling:
         Kind(_biases, "Mapping[int | str, float] | Mapping[int, float] | Mapping[str, float]"),
         "numbers added to the logits of tokens, by token id",
         flag=None,
+    )
+    no_repeat_ngram: int = option(
+        0,
+        whole(0, NGRAM_MAX, metavar="N"),
+        "no N tokens in a row occur twice in prompt and answer",
+        default="{}, off",
+        preset=True,
+    )
+    no_repeat_window: int = option(
+        0,
+        whole(0, TOP_K_MAX, metavar="TOKENS"),
+        "look for them among the last TOKENS alone",
+        default="{}, all",
+        preset=True,
+    )
+    no_repeat_except: tuple[int, ...] = option(
+        (),
+        Kind(_tokens, "Sequence[int]", parse=int, metavar="ID", repeated=True),
+        "id of a token that may end them all the same, such as that of a table's cell",
     )
     seed: int | None = option(
         None,

@@ -31,6 +31,7 @@ from mtmd.llm.sampling.options import ModelSampling
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
+TEXT_CONFIGS = "text_config", "language_config"
 
 
 def open_folder(folder: Path, template: Path | None = None, *, vectors: bool = False) -> Checkpoint:
@@ -156,12 +157,17 @@ def _families(folder: Path, settings: Settings) -> tuple[VisionFamily | None, tu
 
 
 def text_settings(settings: Settings) -> Settings:
-    """The decoder's: below text_config, or, in older checkpoints, beside vision_config; with those
-    it shares with the whole model, whose model_type is its `part_of`.
+    """The decoder's: below text_config, or language_config, as DeepSeek's authors have it, or, in
+    older checkpoints, beside vision_config; with those it shares with the whole model, whose
+    model_type is its `part_of`.
     """
-    if settings.get("text_config", None) is None:
+    key = next((k for k in TEXT_CONFIGS if settings.get(k, None) is not None), None)
+    if key is None:
         return settings
-    text = settings.part("text_config")
+    text = settings.part(key)
+    if key != TEXT_CONFIGS[0]:  # which names another model than this part is
+        own = {"model_type": None, "sliding_window": settings.get("sliding_window", None)}
+        text = Settings({**text.values, **own}, text.where)
     shared = {
         "tie_word_embeddings": tying(settings, text),
         "deepstack_visual_indexes": settings.part("vision_config").get(

@@ -22,7 +22,11 @@ LONGEST = 60  # characters of a name or a value
 
 # By the names of transformers (GenerationConfig); vLLM reads the same, and two more of OpenAI's.
 _NAMES = {
-    name: name for name in (*DRAWING, "repetition_penalty", "frequency_penalty", "presence_penalty")
+    **{name: name for name in (*DRAWING, "repetition_penalty")},
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram",
+    "no_repeat_ngram_window_size": "no_repeat_window",
 }
 # By the keys of llama.cpp (LLM_KV_GENERAL_SAMPLING_*)
 _GGUF_NAMES = {
@@ -50,6 +54,8 @@ _OFF: dict[str, Any] = {  # what each means where it says nothing
     "repetition_penalty": 1.0,
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
+    "no_repeat_ngram": 0,
+    "no_repeat_window": 0,
 }
 # Values of the other settings that ask for nothing, besides null and what is empty: transformers'
 # defaults, and llama.cpp's.
@@ -110,7 +116,7 @@ def of_config(values: Mapping[str, Any]) -> ModelSampling:
     """Return the of config of a config.json that has no generation_config.json next to it:
     transformers takes the names that it knows from there.
     """
-    names = {*_NAMES, "do_sample", *_NEUTRAL, "no_repeat_ngram_size", *_LENGTHS}
+    names = {*_NAMES, "do_sample", *_NEUTRAL, *_LENGTHS}
     usual = {"temperature": 1, "top_k": 50}  # written by old versions for every model
     result = {n: v for n, v in values.items() if n in names and v != usual.get(n)}
     return of_generation_config(result, "config.json")
@@ -188,7 +194,7 @@ def _checked(
         value = values.get(setting)
         if value is None:
             continue
-        if name == "top_k":
+        if name in ("top_k", "no_repeat_ngram", "no_repeat_window"):
             value = _as_count(value)
         try:
             checked = getattr(Sampling(**{name: value}), name)

@@ -20,6 +20,7 @@ from mtmd.kernels.checkpoint.tensor_writer import Planned
 
 FIRST = (
     "v.patch_embd.weight",
+    "v.sam.patch_embd.weight",
     "a.conv1d.1.weight",
     "a.conv2d.1.weight",
 )  # whose type is that of an encoder's numbers

@@ -167,6 +167,15 @@ class AnswerKeywords(TypedDict, total=False):
     logit_bias: Mapping[int | str, float] | Mapping[int, float] | Mapping[str, float] | None
     """numbers added to the logits of tokens, by token id."""
 
+    no_repeat_ngram: int | None
+    """no N tokens in a row occur twice in prompt and answer."""
+
+    no_repeat_window: int | None
+    """look for them among the last TOKENS alone."""
+
+    no_repeat_except: Sequence[int] | None
+    """id of a token that may end them all the same, such as that of a table's cell."""
+
     seed: int | None
     """random seed; equal seeds give equal answers."""
 

@@ -101,7 +101,8 @@ def _sampling(settings: AnswerOptions) -> dict[str, SamplingReceipt]:
     """
     applied = _applied(settings)
     penalties = ("repetition_penalty", "frequency_penalty", "presence_penalty")
-    names = (*(DRAWING if settings.temperature else ("temperature",)), *penalties)
+    repeated = ("no_repeat_ngram", "no_repeat_window")
+    names = (*(DRAWING if settings.temperature else ("temperature",)), *penalties, *repeated)
     usual, own = Sampling(), applied.settings.defaults(applied.way)
     result = {}
     for name in names:

@@ -55,6 +55,8 @@ class Oracle:
     )
     video_token: int | None = None
     rows_of_token: int = 1
+    authors: bool = False
+    """Whether the folder has a configuration of the authors, which transformers does not read."""
 
     def inputs(self, messages: Messages, images: Sequence[np.ndarray] = ()) -> Any:
         """What transformers' processor and chat template make of a conversation: input_ids [1, T],

@@ -28,6 +28,8 @@ MODULES = (
     "glm4v",
     "aya_vision",
     "llama4",
+    "deepseek_ocr",
+    "got_ocr2",
     "minicpmv4_6",
     "paddleocr_vl",
     "hunyuan_vl",

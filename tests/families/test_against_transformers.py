@@ -99,7 +99,7 @@ class Subject:
             checkpoint.text_weights,
             self.model.backends,
             dtype=torch.float32,
-            context=512,
+            context=1024,
             sequences=sequences,
             image_tokens=self.model.runner.image_tokens,
             flash_attn=flash,

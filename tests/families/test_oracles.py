@@ -58,6 +58,8 @@ def test_the_files_are_the_model(build: Any, row: str, variant: str) -> None:
     nothing over, the same answer.
     """
     oracle: Oracle = build(row, variant)
+    if oracle.authors:
+        pytest.skip("transformers does not read the configuration of its authors")
     inputs = oracle.inputs(
         conversation(pictures=ROWS[row].vision), PICTURES if ROWS[row].vision else []
     )

@@ -42,7 +42,7 @@ def runner_of(checkpoint: Checkpoint, image_tokens: int, **options: Any) -> Runn
         checkpoint.text_weights,
         options.pop("backends", None) or [Cpu()],
         dtype=torch.float32,
-        context=512,
+        context=1024,
         image_tokens=image_tokens,
         **options,
     )

@@ -1,5 +1,5 @@
-"""The few functions of torchvision that transformers' LFM2-VL image processor and its video
-processors call, for environments without torchvision.
+"""The few functions of torchvision that transformers' image processors of LFM2-VL and
+Unlimited-OCR, and its video processors call, for environments without torchvision.
 
 Those have no Pillow version, and Pixtral's processor (which has one) imports torchvision for
 nothing. All that they decide stays transformers' own code; `resize` and `normalize` are thin

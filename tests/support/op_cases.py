@@ -233,6 +233,7 @@ def _attention(d: Draw) -> Case:
     return inputs, {
         "scale": width**-0.5,
         "softcap": d.rng.choice((None, None, 2.0)),
+        "mask_capped": d.maybe(),
         **_limits(d, keys),
     }
 
@@ -246,7 +247,7 @@ def _attn_scores(d: Draw) -> Case:
             d.values(batch, keys, groups, width),
             _mask(d, batch, heads, rows, keys),
         ],
-        {"scale": 0.3, "softcap": d.rng.choice((None, 2.0))},
+        {"scale": 0.3, "softcap": d.rng.choice((None, 2.0)), "mask_capped": d.maybe()},
     )
 
 
@@ -431,6 +432,31 @@ def _conv2d(d: Draw) -> Case:
         d.values(groups * outer, inner, *kernel),
         d.values(groups * outer) if d.maybe() else None,
     ], {"grid": grid, "stride": stride, "padding": padding, "groups": groups}
+
+
+def _windows(d: Draw) -> Case:
+    grid, size = (d.size(1, 3, 5), d.size(2, 3, 6)), d.size(1, 2, 3)
+    return [d.values(d.batch(), grid[0] * grid[1], d.size())], {"grid": grid, "size": size}
+
+
+def _from_windows(d: Draw) -> Case:
+    grid, size = (d.size(1, 3, 5), d.size(2, 3, 6)), d.size(1, 2, 6)
+    count = d.batch() * -(-grid[0] // size) * -(-grid[1] // size)
+    return [d.values(count, size * size, d.size())], {"grid": grid, "size": size}
+
+
+def _relative_keys(d: Draw) -> Case:
+    grid = d.size(1, 2, 3), d.size(1, 2, 5)
+    heads, width = d.size(1, 2, 5), d.size(1, 3, 8)
+    return [d.values(d.batch(), grid[0] * grid[1], heads, width)], {"grid": grid}
+
+
+def _relative_queries(d: Draw) -> Case:
+    (q,), attrs = _relative_keys(d)
+    assert q is not None
+    rows, columns = (2 * d.size(attrs["grid"][i], attrs["grid"][i] + 2) - 1 for i in (0, 1))
+    tables = [d.values(count, q.shape[3]) for count in (rows, columns)]
+    return [q, *tables], {**attrs, "scale": d.rng.choice((0.125, 0.3))}
 
 
 def _patches(d: Draw) -> Case:
@@ -785,6 +811,9 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "place_rows": _location_rows,
     "pool2d": _pool2d,
     "prepend": _prepend,
+    "from_windows": _from_windows,
+    "relative_keys": _relative_keys,
+    "relative_queries": _relative_queries,
     "relu": _one,
     "reshape": _reshape,
     "resize2d": _resize2d,
@@ -806,6 +835,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "take_rows": _take_rows,
     "patches": _patches,
     "unshuffle": _unshuffle,
+    "windows": _windows,
     "without": _without,
 }
 

@@ -193,6 +193,13 @@ class Maker:
                 ops.reshape(y, shape=(1, tokens, groups, size), name=f"{at}.{n}.batch")
                 for y, n in ((k, "k"), (v, "v"))
             )
+            if rng.random() < 0.4:  # a grid of one row
+                tables = (
+                    self.tensor(f"{at}.{n}", count, size) for n, count in (("h", 1), ("w", 7))
+                )
+                grid = {"grid": (1, tokens)}
+                q = ops.relative_queries(q, *tables, **grid, scale=size**-0.5, name=f"{at}.q.far")
+                k = ops.relative_keys(k, **grid, name=f"{at}.k.far")
         form = AttentionForm() if rng.random() < 0.6 else AttentionForm(all_explicit=True)
         mixed = form(q, k, v, bounds=self._bounds(at), scale=size**-0.5, name=f"{at}.attn")
         y = ops.reshape(mixed, shape=(tokens, heads * size), name=f"{at}.attn.flat")

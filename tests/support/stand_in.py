@@ -28,10 +28,12 @@ from mtmd.kernels.graph import Node
 ALLOWED = frozenset(
     {
         "_addmm_activation",
+        "_upsample_bicubic2d_aa",
         "_upsample_bilinear2d_aa",
         "add",
         "add_",
         "amax",
+        "arange",
         "bmm",
         "cat",
         "clamp",
@@ -42,11 +44,13 @@ ALLOWED = frozenset(
         "cos",
         "detach",
         "div_",
+        "einsum",
         "embedding",
         "empty",
         "eq",
         "exp_",
         "expand",
+        "eye",
         "flatten",
         "gelu",
         "gelu_",
@@ -60,6 +64,8 @@ ALLOWED = frozenset(
         "mul",
         "mul_",
         "narrow",
+        "new_zeros",
+        "pad",
         "permute",
         "reshape",
         "rms_norm",
@@ -85,6 +91,7 @@ ALLOWED = frozenset(
         "unsqueeze",
         "upsample_bicubic2d",
         "upsample_bilinear2d",
+        "upsample_linear1d",
         "view",
     }
 )

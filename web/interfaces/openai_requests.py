@@ -248,6 +248,9 @@ class Generation(Request):
     repeat_penalty: Penalty | None = None
     frequency_penalty: Additive | None = None
     presence_penalty: Additive | None = None
+    no_repeat_ngram: Annotated[int, within("no_repeat_ngram"), WHOLE] | None = None
+    no_repeat_window: Annotated[int, within("no_repeat_window"), WHOLE] | None = None
+    no_repeat_except: Annotated[list[TokenId], Field(max_length=STOP_IDS_MAX)] | None = None
     logit_bias: Bias | None = None
     seed: Annotated[Seed | None, BeforeValidator(none_for_minus_one)] = None
     stop: Texts | None = None
@@ -338,6 +341,9 @@ class Generation(Request):
             "repetition_penalty",
             "frequency_penalty",
             "presence_penalty",
+            "no_repeat_ngram",
+            "no_repeat_window",
+            "no_repeat_except",
             "seed",
             "prompt_logprobs",
             "min_tokens",

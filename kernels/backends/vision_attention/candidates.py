@@ -47,6 +47,7 @@ def _rejects(
     causal: bool = False,
     window: int | None = None,
     softcap: float | None = None,
+    mask_capped: bool = False,  # noqa: ARG001 - it takes no mask
     dtypes: tuple[torch.dtype, ...],
     maximum: int,
 ) -> str | None:

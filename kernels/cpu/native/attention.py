@@ -20,7 +20,7 @@ LANES = 16
 LINE = 64  # bytes that memory is asked for at once
 FEW = 2  # pages of a split, at least: fewer are not worth the putting together
 ROOM = 16  # float32 before a split's sum, that hold its largest score and its total
-NOTHING = float("-inf")
+NOTHING, LOWEST = float("-inf"), -3.4028234663852886e38
 
 
 def padded(size: int, span: int = LANES) -> int:
@@ -35,6 +35,7 @@ def emit_attention(
     heads: int,
     capped: bool,
     tile: int,
+    masked: bool = False,
 ) -> None:
     """`dtypes` of q, of keys and values (also one of `ROW_TYPES`, then strides of keys and values
     are in bytes), and of the result; K = `size`, V = `value`, `heads` of a
@@ -43,9 +44,10 @@ def emit_attention(
     args: q, q token, q head; keys, values, their token (one stride), keys' group, values' group;
     pages (int64), bounds (int32 [T, 2]); G, splits; out, out token, out head; parts (float32);
     scale, softcap; the most splits that a longer past is cut into, from which the length of one
-    follows. Units: T * G * splits.
+    follows; if `masked`, what is added to the capped scores of all heads (float32 [T, rows of all
+    pages]), and its token. Units: T * G * splits.
     """
-    Attention(e, dtypes, size, value, heads, capped, tile).write()
+    Attention(e, dtypes, size, value, heads, capped, tile, masked).write()
 
 
 class Attention:
@@ -62,7 +64,9 @@ class Attention:
         heads: int,
         capped: bool,
         tile: int,
+        masked: bool,
     ):
+        self.masked = masked
         self.e, self.size, self.value, self.heads, self.capped = e, size, value, heads, capped
         self.q_type, self.kv_type, self.out_type = dtypes
         self.quant = self.kv_type in ROW_TYPES
@@ -102,7 +106,7 @@ class Attention:
                 at, then = (e.load(pages, I64, i) * PAGE * self.step for i in (page, after))
                 keys, values = g * e.arg(6), g * e.arg(7)
                 self._scores(at + keys, then + keys)
-                self._softmax(page * PAGE, low, high)
+                self._softmax(page * PAGE, low, high, t)
                 self._add_values(at + values, then + values)
             self._end(t, g, split, splits, groups)
 
@@ -194,8 +198,10 @@ class Attention:
                 for i, sum_ in zip(heads, sums, strict=True):
                     e.store(self.scores, e.sums([v.get() for v in sum_]), s + i * PAGE)
 
-    def _softmax(self, first: Value, low: Value, high: Value) -> None:
-        """Scores become weights, relative to the largest score so far."""
+    def _softmax(self, first: Value, low: Value, high: Value, t: Value) -> None:
+        """Scores become weights, relative to the largest score so far. A mask may hide all keys of
+        a page, and of a split.
+        """
         e = self.e
         steps = e.const(vec(I32, PAGE), list(range(PAGE)))
         begin, end = ((x - first).trunc(I32).splat(PAGE) for x in (low, high))
@@ -205,11 +211,14 @@ class Attention:
             if self.capped:
                 cap = e.arg_f32(17)
                 result = e.tanh(result / cap) * cap
+            if self.masked:
+                result = result + e.load(e.arg_ptr(19), vec(F32, PAGE), t * e.arg(20) + first)
             result = e.select(seen, result, e.f32(NOTHING, PAGE))
             last = self.best[h].get()
             best = e.maximum(e.largest(result), last)
-            weights = e.exp(result - best)
-            shrink = e.exp(last - best)
+            top = e.maximum(best, LOWEST) if self.masked else best
+            weights = e.exp(result - top)
+            shrink = e.exp(last - top)
             e.store(self.scores, weights, h * PAGE)
             self.total[h].set(e.fma(self.total[h].get(), shrink, e.sum(weights)))
             self.best[h].set(best)

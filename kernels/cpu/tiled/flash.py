@@ -45,7 +45,8 @@ TOKENS, ALL_KEYS, GROUPS, SHARED, EACH, BLOCKS, SCALE, CAP, WINDOW, CAUSAL, LOCA
 
 @dataclass(frozen=True)
 class Form:
-    """Describes what is compiled in: K = `size`, V = `value`; `mask` is its type; `scaled`: scores
+    """Describes what is compiled in: K = `size`, V = `value`; `mask` is its type, which
+    is added before the cap with `mask_capped`; `scaled`: scores
     are used as they are, times a scale above 0, without a mask or a cap. `lanes` of a float32
     vector, `rows` x `columns` results at a time (not for tiles).
     """
@@ -55,6 +56,7 @@ class Form:
     size: int
     value: int
     mask: str | None
+    mask_capped: bool
     capped: bool
     scaled: bool
     lanes: int
@@ -492,16 +494,23 @@ class Flash:
         """
         e, form, lanes = self.e, self.form, self.lanes
         score = score * e.arg_f32(SCALE)
+        if form.mask_capped:
+            score = self._masked(score, mask, key)
         if form.capped:
             cap = e.arg_f32(CAP)
             score = e.tanh(score / cap) * cap
-        if mask is not None:
-            assert form.mask is not None
-            there = e.mask(e.maximum(e.arg(ALL_KEYS) - key, 0), lanes)
-            score = score + e.read(mask, form.mask, key, lanes, there)
+        if not form.mask_capped:
+            score = self._masked(score, mask, key)
         result = score * LOG2_E
         low = e.maximum(e.f32(LOWEST, lanes), result)
         return e.select(score >= LOWEST, low, result)
+
+    def _masked(self, score: Value, mask: Value | None, key: Value) -> Value:
+        if mask is None:
+            return score
+        assert self.form.mask is not None
+        there = self.e.mask(self.e.maximum(self.e.arg(ALL_KEYS) - key, 0), self.lanes)
+        return score + self.e.read(mask, self.form.mask, key, self.lanes, there)
 
     def _shrink(self, row: Value) -> None:
         """Return, from the largest scores of the block, what is to be taken off its scores

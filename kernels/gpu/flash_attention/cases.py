@@ -35,6 +35,7 @@ def problem(
     softcap: float | None = None,
     mask: str = "",
     mask_dtype: torch.dtype = torch.float32,
+    mask_capped: bool = False,
     bounds: str = "",
     layout: str = "plain",
 ) -> Problem:
@@ -53,7 +54,12 @@ def problem(
     added = None
     if mask:
         size = {"B": batch, "H": heads, "T": rows, "S": keys, "1": 1}
-        added = _mask([size[letter] for letter in mask], mask_dtype, rng)
+        shape = [size[letter] for letter in mask]
+        added = (
+            torch.randn(shape, generator=rng).to(mask_dtype)
+            if mask_capped
+            else _mask(shape, mask_dtype, rng)
+        )
     limits = None
     if bounds:  # random intervals, some past the ends, some empty
         shape = [batch] * (bounds == "BT") + [rows, 2]
@@ -61,7 +67,7 @@ def problem(
         limits[..., ::7, :] = limits[..., ::7, :].flip(-1)
         limits = limits.to(torch.int32)
     options = {"scale": width**-0.5, "causal": causal, "window": window, "softcap": softcap}
-    return given(q, k, v, added, limits, **options)
+    return given(q, k, v, added, limits, **options, mask_capped=mask_capped)
 
 
 def _laid(values: Tensor, fused: bool) -> Tensor:
@@ -102,6 +108,8 @@ def _cases() -> list[Case]:
         {"mask": "HTS"},
         {"mask": "BHTS", "batch": 2, "causal": True},
         {"mask": "B1TS", "batch": 2, "mask_dtype": torch.bfloat16, "softcap": 5.0},
+        {"mask": "HTS", "softcap": 5.0, "mask_capped": True},
+        {"mask": "BHTS", "batch": 2, "softcap": 5.0, "mask_capped": True, "window": 9},
         {"mask": "1HTS", "batch": 2, "mask_dtype": torch.float16, "dtype": torch.bfloat16},
         {"bounds": "T"},
         {"bounds": "BT", "batch": 2},

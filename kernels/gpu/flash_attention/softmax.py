@@ -10,8 +10,9 @@ of values. When a block raises m to m', what was summed before is scaled by a = 
     o <- a o + sum_s exp(x_s - m') v_s
     result = o / z
 
-with x_s = scale q.k_s, capped by c tanh(x / c), plus mask. Exponentials are taken to base 2 (one
-instruction), sums are fp32. A row that sees nothing keeps m = -inf, z = 0 and gives zeros.
+with x_s = scale q.k_s, capped by c tanh(x / c), plus mask; MASK 2 adds it before the cap.
+Exponentials are taken to base 2 (one instruction), sums are fp32. A row that sees nothing keeps
+m = -inf, z = 0 and gives zeros.
 
 **Head size.** Matrix instructions want sizes that are powers of two. Instead of padding 72 to 128,
 the head is split into 64 + 16 (11 % padding, not 78 %): two products add into the same scores, and
@@ -56,14 +57,12 @@ def fold(
     x = scores(q, k, k_rows, there, COMPARE, False, C)
     if C.CAP or C.MASK:
         x *= s.scale
+        if C.MASK == 2:
+            x += _mask(mask_rows, n, there, s, COMPARE)
         if C.CAP:
             x = s.cap * (2 * tl.sigmoid(2 * x / s.cap) - 1)  # tanh
-        if C.MASK:
-            at = mask_rows[:, None] + n.to(tl.int64)[None, :] * s.mask_step
-            if COMPARE:
-                x += tl.load(at, mask=there[None, :], other=0).to(tl.float32)
-            else:
-                x += tl.load(at).to(tl.float32)
+        if C.MASK == 1:
+            x += _mask(mask_rows, n, there, s, COMPARE)
         to_log2 = LOG2E
     else:
         to_log2 = s.scale * LOG2E
@@ -71,6 +70,15 @@ def fold(
         lo, hi = limits
         x = tl.where((n[None, :] >= lo[:, None]) & (n[None, :] <= hi[:, None]), x, float("-inf"))
     return weighed(state, x, v, v_rows, there, to_log2, q[0].dtype, COMPARE, C)
+
+
+@triton.jit
+def _mask(mask_rows, n, there, s, COMPARE: tl.constexpr):
+    """Numbers that are added to the scores of keys n."""
+    at = mask_rows[:, None] + n.to(tl.int64)[None, :] * s.mask_step
+    if COMPARE:
+        return tl.load(at, mask=there[None, :], other=0).to(tl.float32)
+    return tl.load(at).to(tl.float32)
 
 
 @triton.jit

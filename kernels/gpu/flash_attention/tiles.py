@@ -37,6 +37,7 @@ class Operands:
     causal: bool = False
     window: int | None = None
     softcap: float | None = None
+    mask_capped: bool = False
 
     @property
     def limited(self) -> bool:
@@ -170,7 +171,7 @@ def attention_call(
         "V1": v1,
         "V2": v2,
         "CAP": o.softcap is not None,
-        "MASK": masked,
+        "MASK": 0 if not masked else 2 if o.mask_capped else 1,
         "ROWS": tile.rows,
         "KEYS": tile.keys,
         "ALIGN": align,

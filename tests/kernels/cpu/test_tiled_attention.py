@@ -98,6 +98,7 @@ def test_masks_bounds_and_caps(dtype):
     assert check([q, k, v, None, bounds])[:, [0, 70, 149]].eq(0).all()
     check([q, k, v, None, both], softcap=2.0)
     check([q, k, v, values(150, 160, seed=5) * 30], softcap=5.0)  # a mask that stays float32
+    check([q, k, v, mask * 5, bounds], softcap=5.0, mask_capped=True)
 
 
 @pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.float32).min])

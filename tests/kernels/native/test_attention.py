@@ -35,8 +35,14 @@ QUANTIZED = [  # the type of the cache, then as above
 
 
 @pytest.mark.parametrize("splits", [1, 2, 5])
+@pytest.mark.parametrize("case", [CASES[0], CASES[3], CASES[4], CASES[8]])
+def test_a_mask_that_hides_whole_pages(case: tuple, splits: int) -> None:
+    test_attention(None, case, splits, masked=True)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5])
 @pytest.mark.parametrize(("stored", "case"), [*((None, c) for c in CASES), *QUANTIZED])
-def test_attention(stored: str | None, case: tuple, splits: int) -> None:
+def test_attention(stored: str | None, case: tuple, splits: int, masked: bool = False) -> None:
     tokens, groups, heads, size, value, keys, window, softcap, dtype, tile = case
     draw = torch.Generator().manual_seed(keys)
     pages = -(-keys // 32)
@@ -54,15 +60,25 @@ def test_attention(stored: str | None, case: tuple, splits: int) -> None:
         cache = quantize_rows(cache, stored)
         how = {"quant": stored, "head": size, "dtype": "fp32"}
     k, v = (ops.gather_pages.reference(cache, table, which=i, size=32, **how) for i in (0, 1))
-    scale = size**-0.5
+    scale, mask = size**-0.5, None
+    if masked:
+        mask = torch.randn(tokens, pages * 32, generator=draw)
+        mask[:, 30:66] = -torch.inf
     expected = ops.attention.reference(
-        q.float(), k.float(), v.float(), None, bounds, scale=scale, softcap=softcap
+        q.float(), k.float(), v.float(), mask, bounds, scale=scale, softcap=softcap
     )
     out = torch.full((tokens, groups * heads, value), torch.nan, dtype=dtype)
     parts = torch.full((tokens * groups * heads, splits, ROOM + padded(value)), torch.nan)
     name, half = DTYPES[dtype], cache.stride(0) * cache.itemsize
     kernel = compile_kernel(
-        emit_attention, (name, stored or name, name), size, value, heads, softcap is not None, tile
+        emit_attention,
+        (name, stored or name, name),
+        size,
+        value,
+        heads,
+        softcap is not None,
+        tile,
+        masked,
     )
     args = [q.data_ptr(), q.stride(1), q.stride(2), cache.data_ptr(), cache.data_ptr() + half]
     args += [
@@ -81,6 +97,7 @@ def test_attention(stored: str | None, case: tuple, splits: int) -> None:
         bits(scale),
         bits(softcap or 0.0),
         splits,
+        *([] if mask is None else [mask.data_ptr(), mask.stride(0)]),
     ]
     units = tokens * groups * splits
     call(kernel, args, 0, units // 2)

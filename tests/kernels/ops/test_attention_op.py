@@ -155,8 +155,7 @@ def test_the_explicit_three_are_attention(dtype):
         inputs, attrs = draw("attention", seed, dtype)
         q, k, v, mask, bounds = inputs
         limits = {name: attrs[name] for name in ("causal", "window")}
-        scores = ops.attn_scores.reference(
-            q, k, mask, scale=attrs["scale"], softcap=attrs["softcap"]
-        )
+        scored = {name: attrs[name] for name in ("scale", "softcap", "mask_capped")}
+        scores = ops.attn_scores.reference(q, k, mask, **scored)
         result = ops.attn_mix.reference(ops.attn_softmax.reference(scores, bounds, **limits), v)
         assert torch.equal(result, ops.attention.reference(*inputs, **attrs)), f"seed {seed}"

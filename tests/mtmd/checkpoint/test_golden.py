@@ -68,6 +68,9 @@ MORE = (
     "llama4",
     "mllama",
     "ovis2",
+    "deepseek_ocr2",
+    "unlimited_ocr",
+    "got_ocr2",
 )
 # Files that say less than the folder: what the template writes for a picture, how many tiles, how
 # much of audio is seen at once.

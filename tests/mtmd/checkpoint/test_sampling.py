@@ -41,7 +41,7 @@ def test_what_is_used(values: dict[str, Any], used: dict[str, float]) -> None:
 
 def test_the_rest_is_named() -> None:
     values = QWEN | {
-        "no_repeat_ngram_size": 3,
+        "encoder_no_repeat_ngram_size": 3,
         "num_beams": 4,
         "typical_p": 1.0,
         "max_new_tokens": 2048,
@@ -51,7 +51,7 @@ def test_the_rest_is_named() -> None:
     }
     result = of_generation_config(values, FILE)
     assert result.unused == (
-        "no_repeat_ngram_size 3 (not supported)",
+        "encoder_no_repeat_ngram_size 3 (not supported)",
         "num_beams 4 (not supported)",
         'exotic?[31m {"a": 1} (not supported)',
     )
@@ -155,7 +155,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sampled") / "demo"
     shutil.copytree(DEMO_MODEL, folder)
     saved = json.loads((folder / FILE).read_text())
-    chosen = QWEN | {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
+    chosen = QWEN | {"repetition_penalty": 1.3, "encoder_no_repeat_ngram_size": 3}
     (folder / FILE).write_text(json.dumps(saved | chosen))
     return folder
 
@@ -193,7 +193,7 @@ def test_who_uses_them(sampled: Path, one: Path) -> None:
     assert "temperature 0.7, top_k 20, top_p 0.8, repetition_penalty 1.3 from " + FILE in str(
         receipts["chat"]
     )
-    assert "not applied: no_repeat_ngram_size 3 (not supported)" in str(receipts["answer"])
+    assert "not applied: encoder_no_repeat_ngram_size 3 (not supported)" in str(receipts["answer"])
     assert receipts["off"].sampling_text == ""
     assert all(receipt.warnings == () for receipt in receipts.values()), "nobody gave a top_k"
 
@@ -201,7 +201,7 @@ def test_who_uses_them(sampled: Path, one: Path) -> None:
 def test_info_shows_them(sampled: Path, mtmd: Any) -> None:
     reported = mtmd("info", sampled).out
     assert "temperature 0.7, top_k 20, top_p 0.8, repetition_penalty 1.3" in reported
-    assert "not applied  no_repeat_ngram_size 3 (not supported)" in reported
+    assert "not applied  encoder_no_repeat_ngram_size 3 (not supported)" in reported
     result = json.loads(mtmd("info", sampled, "--json").out)["sampling"]
     assert result["source"] == FILE and result["values"]["temperature"] == 0.7
 

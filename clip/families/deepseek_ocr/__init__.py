@@ -1,0 +1,1 @@
+"""DeepSeek-OCR, DeepSeek-OCR-2 and Unlimited-OCR."""
