@@ -125,7 +125,8 @@ def test_times_that_are_long_to_write_have_room() -> None:
         shape=lambda _width, _height, frames, _budget: ClipShape((8, 8), 1, frames, 1),
         prompt=lambda video, _: "".join(f"<{t:.1f} s>@" for t in video.times),
     )
-    bridge = SimpleNamespace(video=family, tokenizer=SimpleNamespace(encode=list))
+    tokenizer = SimpleNamespace(encode=list)
+    bridge = SimpleNamespace(video=family, tokenizer=tokenizer, number=lambda _: "")
     loaded = SimpleNamespace(runner=SimpleNamespace(context=999), limits=DEFAULT_BUDGET)
     times = [100_000.0 + n for n in range(40)]
     given = GivenFrames([numbered(0)] * 40, times)
