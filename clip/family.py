@@ -151,7 +151,7 @@ class PrefixFamily(Protocol):
 class MarkedFamily(Protocol):
     """A family with embeddings of its own for tokens around pictures: rows of its `separator`."""
 
-    marks: tuple[int, ...]
+    mark_tokens: tuple[int, ...]
     """The ids of those tokens, in the order of the rows."""
 
 

@@ -35,7 +35,7 @@ class Ovis2Vision:
     patch: int
     stride: int  # places on a side of what becomes a token
     words: int  # that places are mixtures of
-    marks: tuple[int, ...]
+    mark_tokens: tuple[int, ...]
     text_width: int
     resolution: CoveringTiling
 
@@ -85,7 +85,7 @@ class Ovis2Vision:
         }
         head = "model.vision_tower.head"
         table, words = "model.visual_embeddings_table.weight", self.words
-        whole = (words + len(self.marks), self.text_width)
+        whole = (words + len(self.mark_tokens), self.text_width)
         return parameters | {
             "mm.head.weight": Parameter(
                 (words, width * self.stride**2), (f"{head}_linear.weight",)
@@ -96,7 +96,7 @@ class Ovis2Vision:
                 (words, self.text_width), (table,), whole, lambda w: w[:words]
             ),
             "mm.marks": Parameter(
-                (len(self.marks), self.text_width), (table,), whole, lambda w: w[words:]
+                (len(self.mark_tokens), self.text_width), (table,), whole, lambda w: w[words:]
             ),
         }
 
@@ -185,7 +185,7 @@ def read(top: Settings, image: Settings) -> Ovis2Vision:
         patch=patch,
         stride=stride,
         words=words,
-        marks=tuple(marks),
+        mark_tokens=tuple(marks),
         text_width=top.part("text_config").count("hidden_size", 1536, maximum=MAX_WIDTH),
         resolution=read_covering_tiling(image, side, (side // patch // stride) ** 2),
     )

@@ -429,12 +429,12 @@ class Bridge:
         if self.encoder is None or not isinstance(family, MarkedFamily):
             return [Span(tuple(tokens))]
         spans: list[Span] = []
-        for is_mark, run in groupby(tokens, family.marks.__contains__):
+        for is_mark, run in groupby(tokens, family.mark_tokens.__contains__):
             ids = tuple(run)
             if not is_mark:
                 spans.append(Span(ids))
                 continue
-            rows = self.encoder.separators()[[family.marks.index(i) for i in ids]]
+            rows = self.encoder.separators()[[family.mark_tokens.index(i) for i in ids]]
             spans += [
                 Span((i,), row[None], content=b"mark %d" % i)
                 for i, row in zip(ids, rows, strict=True)
