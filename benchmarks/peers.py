@@ -204,8 +204,8 @@ def llama_version(program: str) -> str:
         [program, "--version"], check=False, capture_output=True, text=True, timeout=60
     )
     lines = [line for line in (done.stdout + done.stderr).splitlines() if "version" in line]
-    found = lines[0].removeprefix("version:").strip() if lines else "of unknown version"
-    return f"llama.cpp {found}"
+    version = lines[0].removeprefix("version:").strip() if lines else "of unknown version"
+    return f"llama.cpp {version}"
 
 
 def machine() -> str:

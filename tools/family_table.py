@@ -45,10 +45,12 @@ def rows() -> Iterator[str]:
 
 
 def names() -> Iterator[str]:
-    """The names of all rows, as one sentence."""
+    """The names of all rows, a line each, which make one sentence."""
     from table import ROWS
 
-    yield f"{'; '.join(row.name for row in ROWS.values())}."
+    *first, last = (row.name for row in ROWS.values())
+    yield from (f"{name};" for name in first)
+    yield f"{last}."
 
 
 FILES = {ROOT / "docs" / "models.md": rows, ROOT / "README.md": names}

@@ -122,14 +122,14 @@ def run(args: argparse.Namespace) -> int:
     settle_threads(args.threads, [model])
     import numpy as np
 
-    said = _instruction(args.instruction, model)
-    names, vectors, receipts, failed = _embed(model, inputs, said)
+    instruction = _instruction(args.instruction, model)
+    names, vectors, receipts, failed = _embed(model, inputs, instruction)
     if args.index:
         indexed, stored = vectors_file.read(args.index, model.width)
         names, vectors = indexed + names, np.concatenate([stored, vectors])
     images = len(names)
     if args.text:
-        result = model.embeddings(texts=args.text, **said)
+        result = model.embeddings(texts=args.text, **instruction)
         names, vectors = names + args.text, np.concatenate([vectors, result.vectors])
         receipts.append(result.receipt)
     if args.out:
@@ -137,7 +137,8 @@ def run(args: argparse.Namespace) -> int:
     shown: dict[str, Any] = {"images": names[:images], "failed": failed, "width": model.width}
     if args.query:
         shown["queries"] = [
-            _result(model, q, names[:images], vectors[:images], args.top, said) for q in args.query
+            _result(model, q, names[:images], vectors[:images], args.top, instruction)
+            for q in args.query
         ]
     if labels:
         table = model.probabilities(vectors[:images] @ model.embed(texts=labels).T)
@@ -191,7 +192,7 @@ def _check(args: argparse.Namespace, labels: list[str]) -> None:
 
 
 def _embed(
-    model: Any, inputs: Sequence[Any], said: dict[str, Any]
+    model: Any, inputs: Sequence[Any], instruction: dict[str, Any]
 ) -> tuple[list[str], Any, list[Any], dict[str, str]]:
     """Names, vectors [N, D] and receipts of the pictures that could be read, and why others
     could not.
@@ -219,7 +220,7 @@ def _embed(
                 failed[one.name] = str(error)
                 print(for_terminal(f"mtmd embed: {error}"), file=sys.stderr)
         if pictures:
-            result = model.embeddings(pictures, **said)
+            result = model.embeddings(pictures, **instruction)
             parts.append(result.vectors)
             receipts.append(result.receipt)
         bar.update(len(inputs[start : start + READ_AT_ONCE]))
@@ -244,9 +245,9 @@ def _joined(receipts: list[Any]) -> list[Any]:
 
 
 def _result(
-    model: Any, query: str, names: list[str], vectors: Any, top: int, said: dict[str, Any]
+    model: Any, query: str, names: list[str], vectors: Any, top: int, instruction: dict[str, Any]
 ) -> dict[str, Any]:
-    cosines = vectors @ model.embed(texts=query, **said)[0]
+    cosines = vectors @ model.embed(texts=query, **instruction)[0]
     best = cosines.argsort()[::-1][:top]
     return {
         "query": query,

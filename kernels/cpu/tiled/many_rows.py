@@ -1,4 +1,4 @@
-"""How products of many rows are shared out: panels and runs for the threads that torch has."""
+"""Products of many rows, divided into panels and runs for torch's threads."""
 
 from __future__ import annotations
 

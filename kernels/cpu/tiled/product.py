@@ -192,16 +192,16 @@ class Product:
         tile_of = self.steps * (STEP * self.item * HALF)  # bytes of 16 columns of the panel
         with e.loop(0, halves * HALF, each) as r:
             for first in range(0, STEP, columns * lanes):
-                places = [first + c * lanes for c in range(columns)]
+                offsets = [first + c * lanes for c in range(columns)]
                 panels = [
                     b.at(tile_of * (at // HALF) + start * (STEP * self.item * HALF)).at(
                         at % HALF, F32
                     )
-                    for at in places
+                    for at in offsets
                 ]
                 sums = [
                     own.at((r // HALF * 2 + at // HALF) * 1024 + r % HALF * 64 + at % HALF * 4)
-                    for at in places
+                    for at in offsets
                 ]
                 totals = [
                     [
