@@ -110,7 +110,7 @@ class _Analysis:
             self.located[node], self.states[node] = located, located.result
         for node in outputs:
             state = self.states[node]
-            if isinstance(state, Split) and not node.alias:
+            if isinstance(state, Split) and not node.is_in_state:
                 if len(self.dims.flat(state.segments)) > 1:
                     dims = [d for _, d in state.segments]
                     self.note(Conflict(dims, "several parts of it are asked for"), node)
@@ -165,7 +165,7 @@ class _Rewriting:
 
     def _output(self, node: Node) -> Node:
         state = self.analysis.states[node]
-        if isinstance(state, Split) and not node.alias:
+        if isinstance(state, Split) and not node.is_in_state:
             sizes = tuple(length(self._ranges(state, rank)) for rank in range(self.group.size))
             return OPS["all_gather"](
                 self.made[node],

@@ -10,9 +10,10 @@ from random import Random
 
 import torch
 from ranks import Member, lockstep
-from shared_graphs import Maker
+from shared_graphs import Maker, Source
 
-from mtmd.kernels.graph import toposort
+from mtmd.kernels import ops
+from mtmd.kernels.graph import graph_input, toposort
 from mtmd.kernels.parallel.rules import RULES
 from mtmd.kernels.parallel.shard import Sharding
 from mtmd.kernels.parallel.slices import Slice
@@ -66,6 +67,18 @@ def test_random_graphs_compute_what_the_whole_computes() -> None:
 
 def test_a_rank_with_next_to_no_share_has_the_least_there_is() -> None:
     assert check(0, (0.1, 999_999.0))["matmul"]
+
+
+def test_a_view_that_a_graph_returns_is_whole_on_every_rank() -> None:
+    """It shares memory, as a cache that is written in place does, and is nobody's cache."""
+    x, w = torch.randn(3, 4), torch.randn(6, 4)
+    given = graph_input("x", (3, 4), torch.float32, lambda _: x)
+    product = ops.matmul(given, Source().add("w", w), name="up")
+    view = ops.reshape(product, shape=(1, 3, 6), name="view")
+    graphs = [Sharding(Member(rank, 2), ()).rewrite([view]) for rank in range(2)]
+    assert graphs[0][0].op == "all_gather"
+    for (output,) in lockstep(graphs, {}, [{}, {}]):
+        torch.testing.assert_close(output, (x @ w.T)[None])
 
 
 if __name__ == "__main__":
