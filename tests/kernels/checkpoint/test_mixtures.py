@@ -95,3 +95,9 @@ def test_rows_of_no_whole_blocks_have_smaller_ones():
 def test_norms_biases_and_routers_are_left_as_they_are(mixture):
     types = tensor_types(mixture, shapes(2))
     assert not [name for name in types if "norm" in name or "bias" in name or "gate_inp" in name]
+
+
+def test_tables_that_are_added_or_attended_to_are_left_as_they_are():
+    """They are read by ops that take plain numbers."""
+    tables = ("v.position_embd.weight", "v.resample_query_768.weight", "v.patch_embd.weight")
+    assert tensor_types("Q8_0", dict.fromkeys(tables, (144, 96))) == {}
