@@ -161,6 +161,7 @@ def attention(
     causal: bool = False,
     window: int | None = None,
     softcap: None = None,  # noqa: ARG001 - of the op; torch's has none
+    mask_capped: bool = False,  # noqa: ARG001 - which differs under a cap only
 ) -> Tensor:
     """The op by torch's scaled_dot_product_attention."""
     seen = visible(q.shape[1], k.shape[1], bounds, causal, window, q.device)

@@ -196,7 +196,24 @@ def _conv_shape(
     return Type.contiguous((x.shape[0], size[0] * size[1], w.shape[0]), x.dtype)
 
 
-@op(shape=_conv_shape, flops=_conv_flops)
+def _conv_workspace(node: Node) -> int:
+    """The padded grid, every window of it, and with groups their products before they are put side
+    by side; of a batch the windows and the weights once more.
+    """
+    x, w = node.inputs[:2]
+    assert x is not None and w is not None
+    (rows, columns), (top, bottom, left, right) = node.attrs["grid"], node.attrs["padding"]
+    batch, _, channels = x.shape
+    padded = batch * (rows + top + bottom) * (columns + left + right) * channels
+    windows = batch * node.shape[1] * channels * w.shape[2] * w.shape[3]
+    if node.attrs["groups"] == 1:
+        strided = node.type.count if w.shape[2] * w.shape[3] == 1 else 0  # summed apart from b
+        return (padded + windows + strided) * x.dtype.itemsize
+    again = windows + batch * w.type.count if batch > 1 else 0
+    return (padded + windows + again + node.type.count) * x.dtype.itemsize
+
+
+@op(shape=_conv_shape, flops=_conv_flops, workspace=_conv_workspace)
 def conv2d(
     x: Tensor,
     w: Tensor,

@@ -255,6 +255,8 @@ VIDEOS = {"--fps", "--max-frames", "--from", "--to"}  # tests/mtmd/prompt/test_v
 # tests/mtmd/ranks, tests/mtmd/loaded/fitting
 RANKS = {"--tp", "--tensor-split", "--no-kv-offload", "--split", "--fit"}
 LORA = {"--lora", "--adapter"}  # tests/mtmd/checkpoint/test_adapters.py, tests/families
+# tests/llm/sampling/test_ngrams.py, tests/mtmd/checkpoint/test_sampling.py
+NGRAMS = {"--no-repeat-ngram", "--no-repeat-window", "--no-repeat-except"}
 TASKS = {"--task"}  # tests/families/test_tasks.py
 THINKING = {"--think", "--think-budget", "--chat-template-kwargs"}  # tests/mtmd/thinking
 IN_TEST_GGUF = {
@@ -281,6 +283,7 @@ def test_every_option_of_describe_is_tried_here() -> None:
         *THINKING,
         *LORA,
         *TASKS,
+        *NGRAMS,
         *IN_TEST_GGUF,
         "--memory-limit",  # tests/mtmd/loaded/test_memory_admission.py
         "--isolate",  # tests/mtmd/test_isolate.py
