@@ -208,9 +208,10 @@ def _conv_workspace(node: Node) -> int:
     windows = batch * node.shape[1] * channels * w.shape[2] * w.shape[3]
     if node.attrs["groups"] == 1:
         strided = node.type.count if w.shape[2] * w.shape[3] == 1 else 0  # summed apart from b
-        return (padded + windows + strided) * x.dtype.itemsize
+        count = padded + windows + strided
+        return int(count) * x.dtype.itemsize
     again = windows + batch * w.type.count if batch > 1 else 0
-    return (padded + windows + again + node.type.count) * x.dtype.itemsize
+    return int(padded + windows + again + node.type.count) * x.dtype.itemsize
 
 
 @op(shape=_conv_shape, flops=_conv_flops, workspace=_conv_workspace)
