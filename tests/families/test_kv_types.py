@@ -79,12 +79,7 @@ def test_a_prompt_that_begins_alike_and_proposals_change_nothing(build: Build) -
     requested, results = conversations()[:3], []
     for speculate in ("off", 3):
         options = LoadOptions(
-            device="cpu",
-            dtype="fp32",
-            context=1024,
-            parallel=3,
-            kv_type="q8_0",
-            speculate=speculate,
+            device="cpu", dtype="fp32", context=512, parallel=3, kv_type="q8_0", speculate=speculate
         )
         model = Model(checkpoint, options)
         alone = [answers(model, [messages])[0] for messages in requested]

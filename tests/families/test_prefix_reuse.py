@@ -66,7 +66,7 @@ def conversations() -> list[list[dict[str, Any]]]:
 def load(oracle: Oracle) -> Model:
     return Model(
         open_checkpoint(oracle.folder),
-        LoadOptions(device="cpu", dtype="fp32", context=1024, parallel=3),
+        LoadOptions(device="cpu", dtype="fp32", context=512, parallel=3),
     )
 
 
