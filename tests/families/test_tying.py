@@ -116,7 +116,7 @@ def test_a_head_of_its_own_and_nothing_said(row: str, build: Build, tmp_path: Pa
     folder = spoilt(oracle, tmp_path / "model", None, other_head)
     expected, (actual, checkpoint) = theirs(oracle, folder), ours(folder)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
-    assert checkpoint.notes == ()
+    assert checkpoint.notes == open_checkpoint(oracle.folder).notes
 
 
 def test_no_head_and_nothing_said(row: str, build: Build, tmp_path: Path) -> None:
