@@ -38,7 +38,7 @@ def test_keys_of_a_gguf():
 
 
 def test_an_answer_sees_its_prompt_and_the_last_of_itself():
-    cache = SimpleNamespace(in_place=False, paged=False, pages=9, sequences=2)
+    cache = SimpleNamespace(in_place=False, paged=False, pages=9, sequences=2, context=0)
     first = Sequence(40, prompt_tokens=3, done=8, pages=[1], slot=0)
     second = Sequence(40, prompt_tokens=20, done=8, pages=[2], slot=1)
     batch = make_batch([(first, [Span((5, 6))]), (second, [Span((7,))])], cache)
