@@ -20,18 +20,20 @@ from mtmd.kernels.graph import Shape
 @dataclass(frozen=True)
 class Entry:
     """A family's file, and the names its models go by: model_type in a config.json;
-    clip.audio.projector_type, or clip.projector_type, in a GGUF.
+    clip.audio.projector_type, or clip.projector_type, in a GGUF. `alone`: a GGUF with an image
+    encoder as well, of the same name, is of a family that is not read.
     """
 
     module: str
     model_types: tuple[str, ...]
     gguf: tuple[str, ...] = ()
+    alone: bool = False
 
 
 FAMILIES = (
     Entry("mtmd.clip.families.gemma4.unified_audio", ("gemma4_unified",), ("gemma4ua",)),
     Entry("mtmd.clip.families.qwen2_audio", ("qwen2_audio",), ("qwen2a",)),
-    Entry("mtmd.clip.families.qwen3_asr", ("qwen3_asr",), ("qwen3a",)),
+    Entry("mtmd.clip.families.qwen3_asr", ("qwen3_asr",), ("qwen3a",), alone=True),
     Entry("mtmd.clip.families.voxtral", ("voxtral",), ("voxtral",)),
 )
 
@@ -76,7 +78,7 @@ def gguf_audio_family(
     that is of no family that is read.
     """
     entry = next((e for e in FAMILIES if projector in e.gguf), None)
-    if entry is None:
+    if entry is None or (entry.alone and metadata.get("clip.has_vision_encoder")):
         return None
     module = import_module(entry.module)
     keys = Settings(
