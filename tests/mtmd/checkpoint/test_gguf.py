@@ -96,7 +96,7 @@ def test_a_file_that_holds_both(folder: Path, picture: Path, mtmd: Any, tmp_path
 def test_a_projector_that_hears_as_well(
     folder: Path, picture: Path, mtmd: Any, tmp_path: Path
 ) -> None:
-    """As that of Qwen2.5-Omni: what is sound is passed over."""
+    """As that of Qwen2.5-Omni: its weights for audio are passed over, and the receipt says so."""
 
     def hear(keys: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
         keys |= {"clip.has_audio_encoder": True, "clip.audio.projector_type": "qwen2.5o"}
@@ -105,7 +105,10 @@ def test_a_projector_that_hears_as_well(
             tensors[name] = np.ones((8, 8), np.float32)
 
     text, _ = gemma3_gguf.write(folder, tmp_path / "hears", projector=hear)
-    assert answer(mtmd, picture, "-m", text) == answer(mtmd, picture, "-m", folder)
+    ours, theirs = answer(mtmd, picture, "-m", text), answer(mtmd, picture, "-m", folder)
+    (note,) = ours["receipt"].pop("model_notes")
+    assert "takes no audio" in note and theirs["receipt"].pop("model_notes") == []
+    assert ours == theirs
 
 
 def test_an_encoder_as_ollama_lays_it_out_answers(
