@@ -24,6 +24,8 @@ _TAKEN = {  # by the field's name, where several kinds are taken, or one of a kn
     "stop": "a text or a list of texts",
     "image_url": 'an object such as {"url": "data:image/png;base64,..."}',
     "file": 'an object such as {"file_data": "data:image/png;base64,..."}',
+    "input_audio": 'an object such as {"data": "...", "format": "wav"}, data in base64',
+    "audio_url": 'an object such as {"url": "data:audio/wav;base64,..."}',
     "messages": 'a list such as [{"role": "user", "content": "..."}]',
 }
 _FILES = {  # as _PICTURES, of files
@@ -34,6 +36,11 @@ _PICTURES = {  # types of parts that show one, of several interfaces
     "image_url": '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}',
     "input_image": '{"type": "input_image", "image_url": "data:image/png;base64,..."}',
     "image": "",
+}
+_AUDIO = {
+    "input_audio": '{"type": "input_audio", "input_audio": {"data": "...", "format": "wav"}}',
+    "audio_url": '{"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,..."}}',
+    "audio": "",
 }
 _BOUNDS = {  # error -> the bound's name in its context, and words
     "less_than_equal": ("le", "at most"),
@@ -86,13 +93,11 @@ def _about_part(taken: str, part: Any) -> str:
     if not re.fullmatch(r"[a-z_]{1,32}", kind):
         return ""
     reported = f"; found {kind!r}"
-    if "audio" in kind:
-        return f"{reported}: sound cannot be understood"
-    for what, forms in (("picture", _PICTURES), ("file", _FILES)):
+    for what, forms in (("a picture", _PICTURES), ("a file", _FILES), ("audio", _AUDIO)):
         if kind in forms:
             words = re.findall(r"\w+", taken)
             other = next((form for name, form in forms.items() if name in words), "")
-            return f"{reported}: a {what} is {other}" if other else reported
+            return f"{reported}: {what} is {other}" if other else reported
     return reported
 
 

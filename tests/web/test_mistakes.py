@@ -37,7 +37,11 @@ SECRET = "data:,secret"
         ),
         (
             {"messages": [USER[0] | {"content": [{"type": "input_audio", "x": SECRET}]}]},
-            "found 'input_audio': sound cannot be understood",
+            'input_audio: it has to be there; expected an object such as {"data": "...", "format',
+        ),
+        (
+            {"messages": [USER[0] | {"content": [{"type": "audio", "x": SECRET}]}]},
+            'found \'audio\': audio is {"type": "input_audio", "input_audio": {"data": "...", ',
         ),
         (
             {"messages": [USER[0] | {"content": [{"type": "file", "file": {"filename": SECRET}}]}]},
