@@ -69,8 +69,9 @@ TABLES = ("token_embd.weight", "per_layer_token_embd.weight")
 # Small, or read by ops that take plain numbers.
 _UNQUANTIZED = re.compile(
     r"_norm\.weight|ffn_gate_inp\.weight|per_layer_model_proj|ssm_conv1d|shortconv\.conv\.weight"
-    r"|\.position_embd|\.patch_embd|\.patch_merger|\.resample_query|sam\.(pos_embd|neck|net_)|attn\.pos_[hw]"
+    r"|\.position_embd|\.patch_embd|\.patch_merger|sam\.(pos_embd|neck|net_)|attn\.pos_[hw]"
 )
+_NOT_IN_BLOCKS = re.compile(r"\.resample_query")  # of the mixture's type where that is plain
 _PART = re.compile(r"blk\.(\d+)\.(attn_(?:qkv|q|k|v|output)|ffn_(?:down|up|gate))")
 
 
@@ -88,6 +89,8 @@ def tensor_types(
             continue
         kind = MIXTURES[mixture].base
         if kind not in PLAIN:
+            if _NOT_IN_BLOCKS.search(name):
+                continue
             kind = _fitting(_chosen(mixture, kind, name, shape, model, weighted), shape[-1])
         chosen[name] = kind
     return chosen

@@ -101,3 +101,5 @@ def test_tables_that_are_added_or_attended_to_are_left_as_they_are():
     """They are read by ops that take plain numbers."""
     tables = ("v.position_embd.weight", "v.resample_query_768.weight", "v.patch_embd.weight")
     assert tensor_types("Q8_0", dict.fromkeys(tables, (144, 96))) == {}
+    # llama.cpp's converter writes queries as matrices.
+    assert tensor_types("BF16", dict.fromkeys(tables, (144, 96))) == {tables[1]: "BF16"}
