@@ -13,8 +13,8 @@ GUIDE = (ROOT / "docs" / "security.md").read_text()
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", GUIDE)))
 
 
-def test_every_promise_has_tests() -> None:
-    table = GUIDE.partition("| promise | tests |\n|---|---|\n")[2].partition("\n\n")[0]
+def test_every_guarantee_has_tests() -> None:
+    table = GUIDE.partition("| guarantee | tests |\n|---|---|\n")[2].partition("\n\n")[0]
     rows = table.splitlines()
     assert len(rows) > 20
     assert [row for row in rows if "::test_" not in row.split("|")[2]] == []
