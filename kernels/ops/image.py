@@ -202,11 +202,12 @@ def _conv_workspace(node: Node) -> int:
     """
     x, w = node.inputs[:2]
     assert x is not None and w is not None
-    (rows, columns), (top, bottom, left, right) = node.attrs["grid"], node.attrs["padding"]
+    rows, columns = node.attrs["grid"]
+    top, bottom, left, right = node.attrs.get("padding", (0, 0, 0, 0))
     batch, _, channels = x.shape
     padded = batch * (rows + top + bottom) * (columns + left + right) * channels
     windows = batch * node.shape[1] * channels * w.shape[2] * w.shape[3]
-    if node.attrs["groups"] == 1:
+    if node.attrs.get("groups", 1) == 1:
         strided = node.type.count if w.shape[2] * w.shape[3] == 1 else 0  # summed apart from b
         count = padded + windows + strided
         return int(count) * x.dtype.itemsize
