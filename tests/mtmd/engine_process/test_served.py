@@ -53,8 +53,11 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def libraries_of(pid: int) -> set[str]:
-    """Of the heavy ones, those that a process has mapped."""
-    maps = Path(f"/proc/{pid}/maps").read_text()
+    """Of the heavy ones, those that a process has mapped; none where it has ended meanwhile."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
     return {name for name in LIBRARIES if name in maps}
 
 
