@@ -30,56 +30,56 @@ HEAD = """# GPU kernels
 
 Written by `python tools/kernel_table.py > docs/kernels.md` with triton {triton}. Do not edit by hand.
 
-**Not run on a GPU.** Every figure here is the compiler's: the kernels are compiled ahead of time for NVIDIA A100 (`cuda:80`), H100/H200
-(`cuda:90`) and AMD MI300 (`hip:gfx942`), which needs no GPU. The figures say that it compiles, what it takes and where a few
-registers spill; they say nothing about speed. `python benchmarks/gpu.py` checks and measures the kernels where there is a GPU. Their
-results are checked on the CPU in Triton's interpreter (`tests/kernels`).
+**Not run on a GPU.** Every figure on this page is from the compiler: the kernels are compiled ahead of time for NVIDIA A100 (`cuda:80`), H100/H200
+(`cuda:90`) and AMD MI300 (`hip:gfx942`), which needs no GPU. The figures show that the kernels compile, which resources they use and where registers
+spill. They say nothing about speed. On a machine with a GPU, `python benchmarks/gpu.py` checks and measures the kernels. Their
+results are tested on a CPU in Triton's interpreter (`tests/kernels`).
 
-What attention takes: head sizes 16 to {maximum} (keys and values may differ), bf16, fp16 and fp32 with fp32 sums, grouped heads, causal,
-window, bounds, soft cap, an additive mask of any floating-point type that broadcasts, behind the cap or before it, any strides but in the last dimension. Anything
+Attention supports head sizes 16 to {maximum} (keys and values may differ), bf16, fp16 and fp32 with fp32 sums, grouped heads, causal,
+window, bounds, soft cap, an additive mask of any floating-point type that broadcasts (before or after the cap), and any strides except in the last dimension. Anything
 else is refused with a reason (`rejects` in `kernels/gpu/flash_attention/kernel.py`).
 
-Each cell: shared memory in KiB / registers per thread / spilled bytes per thread / programs that a multiprocessor holds at once, by the
-former, its warps and its own limit (`kernels/gpu/architectures.py`) / matrix instruction. Limits of shared memory:
-{limits}. `tile` is rows x keys, warps, stages, and how many programs share out
-the keys, if several.
+Each cell: shared memory in KiB / registers per thread / spilled bytes per thread / programs that fit on a multiprocessor at the same time, according to
+these, its warps and its own limit (`kernels/gpu/architectures.py`) / matrix instruction. Limits of shared memory:
+{limits}. `tile` is rows x keys, warps, stages, and the number of programs among which
+the keys are divided, if there are several.
 """
 
 WHY = """
 ## Splitting the head instead of padding it
 
-The same tile with the head padded to the next power of two (128), which is what a kernel without the split must do. For 72 and 80 the
-split covers the head with 64 + 16 columns: 11 % and 0 % padding, not 78 % and 60 %. It takes less shared memory and fewer registers
-everywhere, so that loads can run further ahead.
+A kernel without the split must pad the head to the next power of two (128). For heads of 72 and 80, the
+split covers the head with 64 + 16 columns: 11 % and 0 % padding instead of 78 % and 60 %. It uses less shared memory and fewer registers
+on every target, so that loads can run further ahead.
 """
 
 OTHERS = """
 ## The other kernels
 
-Each at the sizes of its `USES`. The gated delta rule (`kernels/gpu/gated_delta.py`) takes bf16,
-fp16 or fp32, keys of 1 to 256 and values of any size: decoding and inputs that are not bf16 go token by token, others by chunks; `tile`
-is tokens of a chunk x columns of a state, and warps. The short convolution (`kernels/gpu/short_conv.py`) is over 2 to 8 tokens; `tile`
-is rows x channels, and warps. The RMS norm and the L2 norm (`kernels/gpu/norms/rms_norm.py`) take rows of any width under any strides; `tile` is rows x
+Each kernel is compiled at the sizes of its `USES`. The gated delta rule (`kernels/gpu/gated_delta.py`) supports bf16,
+fp16 and fp32, keys of 1 to 256 and values of any size. Decoding, and inputs that are not bf16, are computed token by token, others in chunks; `tile`
+is tokens of a chunk x columns of a state, and warps. The short convolution (`kernels/gpu/short_conv.py`) covers 2 to 8 tokens; `tile`
+is rows x channels, and warps. The RMS norm and the L2 norm (`kernels/gpu/norms/rms_norm.py`) support rows of any width and any strides; `tile` is rows x
 values of a row at a time, and warps.
 
-Attention to a cache (`kernels/gpu/paged_attention/`) reads the table of pages, for head sizes 16 to {maximum}, of a cache in numbers or in q8_0, q4_0 or fp8; `tile` is rows x keys, and warps.
-Experts (`kernels/gpu/moe/`) are plain or quantized; `tile` is choices x values x groups of 32, of the products with gate and up; of quantized tables and
-at most 32 rows an expert x units, whose operands are made of packed codes (`kernels/gpu/moe/few_rows.py`). A residual and
-its norm (`kernels/gpu/norms/add_norm.py`, `kernels/gpu/norms/add_layer_norm.py`) take rows of up to 16,384 values, rotary turning and cache writes
-(`kernels/gpu/rotary/`) heads of up to 1,024, gated units and the quick GELU (`kernels/gpu/gated.py`), what a sigmoid lets through
+Attention to a cache (`kernels/gpu/paged_attention/`) reads the table of pages, for head sizes 16 to {maximum}, of a cache in bf16, fp16, fp32, q8_0, q4_0 or fp8; `tile` is rows x keys, and warps.
+Experts (`kernels/gpu/moe/`) are plain or quantized; `tile` is choices x values x groups of 32 of the products with gate and up. For quantized tables and
+at most 32 rows per expert it is choices x values x units, whose operands are made from packed codes (`kernels/gpu/moe/few_rows.py`). A residual and
+its norm (`kernels/gpu/norms/add_norm.py`, `kernels/gpu/norms/add_layer_norm.py`) support rows of up to 16,384 values, rotary embeddings and cache writes
+(`kernels/gpu/rotary/`) heads of up to 1,024, gated units and the quick GELU (`kernels/gpu/gated.py`), sigmoid gates
 (`kernels/gpu/sigmoid_gate.py`) and the gates of the delta rule (`kernels/gpu/delta_gates.py`) rows of any width, gated norms (`kernels/gpu/norms/gated_norm.py`)
 heads of up to 1,024. Rows of quantized tables (`kernels/gpu/embed.py`) have any width. Convolutions of grids and rows (`kernels/gpu/conv2d.py`) have any
 kernel, stride and padding, in one group or depthwise; `tile` is cells x outputs, and warps.
 
-GELU and gated units in products (`matmul_gelu`, `matmul_gated`) are those of `kernels/gpu/quant_matmul/kernel.py`, with quantized weights and x in 16 bits: an
-activation of what is summed takes a register or two more, if any; `tile` is rows of x, where there are more than 32, x rows of w x groups of 32, or units, at a time. Plain weights' products are cuBLAS's (hipBLASLt's), which ends a product in a bias and GELU by its tanh
-approximation, and in no other form, no SiLU and no gate: those stay launches of their own. A layer norm that follows no sum is torch's, in one launch.
+Products that end in GELU or a gated unit (`matmul_gelu`, `matmul_gated`) are computed by `kernels/gpu/quant_matmul/kernel.py`, with quantized weights and x in 16 bits; the
+activation takes at most a register or two more. `tile` is rows of x (if there are more than 32) x rows of w x groups of 32, or units, at a time. Products with plain weights are cuBLAS's (hipBLASLt's), which can end a product in a bias and the tanh
+approximation of GELU, but in no other GELU, SiLU or gate: those are launches of their own. A layer norm that does not follow a sum is torch's, in one launch.
 """
 # These have sections of their own, with what their tiles were chosen against.
 WITH_SECTIONS = ("attention", "matmul")
 
 COMBINE = """
-## Adding the parts of attention over shared-out keys
+## Combining the parts of attention over divided keys
 
 `combine_kernel` of `kernels/gpu/flash_attention/limited.py`, for the results of text decoding above. `tile` is parts x columns.
 """
@@ -87,11 +87,11 @@ COMBINE = """
 QUANTIZED = """
 ## Products with quantized weights
 
-`kernels/gpu/quant_matmul/kernel.py`, x in bf16, 4096 x 4096 weights of the types that are tried in detail (the others share their tiles; `python benchmarks/gpu_kernels/spills.py` compiles all). `tile` is rows of x x rows of w x
-values of a row at a time, and warps of 32 threads: of tiles `hip:gfx942`, whose warps have 64, has half as many. Up to 32 rows of x take a kernel that makes operands of packed
-codes, more take tiles of decoded ones; `python benchmarks/gpu_kernels/instructions.py` counts what each takes for a weight.
+`kernels/gpu/quant_matmul/kernel.py`, x in bf16, 4096 x 4096 weights of the types that are compiled in every form (the others share their tiles; `python benchmarks/gpu_kernels/spills.py` compiles all). `tile` is rows of x x rows of w x
+values of a row at a time, and warps of 32 threads: `hip:gfx942`, whose warps have 64 threads, uses half as many for tiles. Up to 32 rows of x use a kernel that makes operands from packed
+codes, more rows use tiles of decoded ones; `python benchmarks/gpu_kernels/instructions.py` counts the instructions per weight.
 With Triton 3.9 that is 3 to 8 instructions for up to 16 rows, 6 to 10 for 512; Triton 3.6 takes up to 31 % more cycles of few rows
-(counted of [few rows](../benchmarks/results/2026-11-23-quantized-reads.md) and of [many](../benchmarks/results/2026-11-23-quantized-tiles.md)). `waits.py` beside it counts how often a warp waits for weights. An infinity in x makes its row NaN in those of few rows, but for IQ4 weights, where the other kernels give infinities.
+(counted for [few rows](../benchmarks/results/2026-11-23-quantized-reads.md) and for [many](../benchmarks/results/2026-11-23-quantized-tiles.md)). `waits.py` in the same folder counts how often a warp waits for weights. In the kernels for few rows, an infinity in x makes its row NaN, except with IQ4 weights; the other kernels give infinities.
 """
 
 TARGETS = [f"`{target}`" for target in SHARED_LIMIT]

@@ -140,10 +140,10 @@ USES = {
     "paged, decoding over 8192 keys in a window of 1024, head 256": _decode(
         256, 1, 8191, 8, 4, window=1024
     ),
-    "paged, decoding 17 sequences over 2048 keys, head 256, queries normed and turned": _decode(
+    "paged, decoding 17 sequences over 2048 keys, head 256, queries normed and rotated": _decode(
         256, 17, 2047, 8, 4, turned=128, norm=True, fused=True
     ),
-    "paged, decoding over 8192 keys, 32 heads over 8, head 128, queries turned": _decode(
+    "paged, decoding over 8192 keys, 32 heads over 8, head 128, queries rotated": _decode(
         128, 1, 8191, 32, 8, turned=64, pairs="adjacent", fused=True
     ),
     "paged, decoding over 4096 keys, 14 heads over 2, head 64": _decode(64, 1, 4095, 14, 2),
