@@ -31,6 +31,7 @@ class Entry:
 
 
 FAMILIES = (
+    Entry("mtmd.clip.families.gemma4.audio", ("gemma4",), ("gemma4a",)),
     Entry("mtmd.clip.families.gemma4.unified_audio", ("gemma4_unified",), ("gemma4ua",)),
     Entry("mtmd.clip.families.qwen2_audio", ("qwen2_audio",), ("qwen2a",)),
     Entry("mtmd.clip.families.qwen3_asr", ("qwen3_asr",), ("qwen3a",), alone=True),
@@ -90,10 +91,10 @@ def gguf_audio_family(
     return family
 
 
-def gguf_of(family: AudioFamily, where: str, alone: bool) -> dict[str, Any]:
+def gguf_of(family: AudioFamily, where: str, alone: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the keys with which a GGUF describes an audio encoder, beside those of an image
-    encoder in the same file, or `alone`. Raises ModelError for one that llama.cpp has no projector
-    for: `where` names the checkpoint.
+    encoder in the same file, or `alone`, and the tensors that are F32 in every file. Raises
+    ModelError for one that llama.cpp has no projector for: `where` names the checkpoint.
     """
     module = import_module(type(family).__module__)
     made: GgufTower | None = getattr(module, "to_gguf", lambda _: None)(family)
@@ -103,4 +104,4 @@ def gguf_of(family: AudioFamily, where: str, alone: bool) -> dict[str, Any]:
         )
     kind = "projector_type" if alone else "audio.projector_type"
     keys = {"has_audio_encoder": True, kind: made.projector, **made.keys}
-    return {f"clip.{key}": value for key, value in keys.items()}
+    return {f"clip.{key}": value for key, value in keys.items()}, made.unrounded

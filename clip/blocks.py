@@ -96,12 +96,14 @@ def gguf_vit(keys: Settings) -> dict[str, object]:
 @dataclass(frozen=True)
 class GgufTower:
     """An encoder as GGUF describes it: clip.projector_type, "" where there is none, and the keys
-    below clip; tensors that are rows of the decoder's table, by the token.
+    below clip; tensors that are rows of the decoder's table, by the token; tensors that are
+    F32 in every file.
     """
 
     projector: str
     keys: Mapping[str, Any]
     rows: Mapping[str, str] = field(default_factory=dict)
+    unrounded: tuple[str, ...] = ()
 
 
 def tower_keys(
@@ -137,11 +139,12 @@ def attend(
     bounds: Node | None = None,
     scale: float | None = None,
     causal: bool = False,
+    softcap: float | None = None,
 ) -> Node:
     """Attention of an image's patches to each other, or, `causal`, of a text's tokens to those
     before them
 
-    q [B, P, H, K], k, v [B, S, H, K] -> [B, P, H * K]
+    q, k [B, P, H, K], [B, S, H, K], v [B, S, H, V] -> [B, P, H * V]
     """
     limits: dict[str, Any] = {"causal": True} if causal else {}
     mixed = attention(
@@ -150,6 +153,7 @@ def attend(
         v,
         bounds=bounds,
         scale=q.shape[3] ** -0.5 if scale is None else scale,
+        softcap=softcap,
         name=f"{at}.attn",
         **limits,
     )

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from mtmd.clip.audio.audio import Samples
+from mtmd.clip.audio.windows import first_seconds
 from mtmd.clip.image.pixels import Normalize
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
@@ -53,12 +54,19 @@ def mel_filters(bins: int, window: int, rate: int) -> torch.Tensor:
     Auditory Toolbox, 1998).
     """
     edges = _hertz(np.linspace(_mels(LOWEST), _mels(HIGHEST), bins + 2))
-    frequencies = np.linspace(0, rate // 2, 1 + window // 2)
+    filters = triangles(edges, np.linspace(0, rate // 2, 1 + window // 2))
+    return torch.from_numpy(filters * (2.0 / (edges[2:] - edges[:-2]))).to(torch.float32)
+
+
+def triangles(edges: NDArray[np.float64], frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Triangles of height 1, each from one of the edges to the next but one, over frequencies
+
+    edges [N + 2], frequencies [F] -> [F, N]
+    """
     gaps = np.diff(edges)
     slopes = edges[None] - frequencies[:, None]
     down, up = -slopes[:, :-2] / gaps[:-1], slopes[:, 2:] / gaps[1:]
-    triangles = np.maximum(0.0, np.minimum(down, up)) * (2.0 / (edges[2:] - edges[:-2]))
-    return torch.from_numpy(triangles).to(torch.float32)
+    return np.maximum(0.0, np.minimum(down, up))
 
 
 # Slaney's scale: linear below 1000 Hz, 15 mels of them, logarithmic above.
@@ -102,16 +110,13 @@ class MelWindows:
     def windows(self, samples: Samples) -> ImagePlan:
         size = self.frames * self.mel.hop
         count = max(1, -(-len(samples) // size)) if self.whole else 1
+        heard, notes = first_seconds(samples, count * size, self.mel.rate)
         padded = np.zeros(count * size, np.float32)
-        padded[: len(samples)] = samples[: len(padded)]
+        padded[: len(heard)] = heard
         spectrum = self.mel(padded)
         tokens = self.token_count(len(samples))
-        notes: tuple[str, ...] = ()
         if not self.whole:
             spectrum = spectrum[: self._cut(len(samples))]
-            if len(samples) > size:
-                seconds = size / self.mel.rate
-                notes = (f"only the first {seconds:.0f} s are heard, the most this model takes",)
         tiles = np.split(spectrum, count)
         sizes = tuple((self.mel.bins, len(tile)) for tile in tiles)
         return ImagePlan(tuple(tile[None] for tile in tiles), sizes, tokens, notes=notes)

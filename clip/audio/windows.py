@@ -30,6 +30,14 @@ class AudioResolution(Resolution, Protocol):
         """Return how many tokens so many samples take."""
 
 
+def first_seconds(samples: Samples, limit: int, rate: int) -> tuple[Samples, tuple[str, ...]]:
+    """Return as many samples as a model takes, and a note where others were left out."""
+    if len(samples) <= limit:
+        return samples, ()
+    note = f"only the first {limit / rate:.0f} s are heard, the most this model takes"
+    return samples[:limit], (note,)
+
+
 @dataclass(frozen=True)
 class RawFrames:
     """Samples as they are, `samples` of them a token, in windows of `tokens` tokens; the last frame

@@ -128,6 +128,15 @@ def softplus(x: Tensor) -> Tensor:
     return F.softplus(x)
 
 
+def _in_order(x: Type) -> Type | None:
+    """Halves of one projection lie apart in memory; what is made of them does not."""
+    in_order = all(
+        outer >= inner * size
+        for outer, inner, size in zip(x.strides, x.strides[1:], x.shape[1:], strict=False)
+    )
+    return Type.contiguous(x.shape, x.dtype) if in_order else None
+
+
 def _gated_shape(gate: Type, up: Type, **attrs: str) -> Type | None:
     need(gate.shape == up.shape, f"gate {list(gate.shape)} and up {list(up.shape)} differ")
     need_floats(gate, up)
@@ -137,12 +146,7 @@ def _gated_shape(gate: Type, up: Type, **attrs: str) -> Type | None:
     )
     if gate.dtype != up.dtype:
         return None
-    # Halves of one projection lie apart in memory; what is made of them does not.
-    in_order = all(
-        outer >= inner * size
-        for outer, inner, size in zip(gate.strides, gate.strides[1:], gate.shape[1:], strict=False)
-    )
-    return Type.contiguous(gate.shape, gate.dtype) if in_order else None
+    return _in_order(gate)
 
 
 @op(
@@ -169,7 +173,8 @@ def _sigmoid_gate_shape(x: Type, gate: Type, y: Type | None = None) -> Type | No
     fits = gate.shape in (x.shape, (*x.shape[:-1], 1)) and (y is None or y.shape == x.shape)
     need(fits, f"x {list(x.shape)}, gate {list(gate.shape)}, y {y and list(y.shape)}")
     need(all(t is None or t.dtype == x.dtype for t in (gate, y)), f"x {x}, gate {gate}, y {y}")
-    return same_as_first(x, gate, y)
+    need_floats(x)
+    return _in_order(x)
 
 
 def _sigmoid_gate_in_place(x: Tensor, gate: Tensor, y: Tensor | None = None) -> Tensor:

@@ -445,10 +445,22 @@ def _attention(dims: Dims, node: Node, states: list[State]) -> Located:
 
 @rule("relative_queries", "relative_keys")
 def _relative(dims: Dims, node: Node, states: list[State]) -> Located:
-    """Each head by itself; tables are whole."""
-    if isinstance(states[0], Split) and states[0].axis != 2:
-        raise Conflict(_dims(states[0]), "distances are those of whole grids and heads")
-    return _each_element(dims, node, states)
+    """Each head by itself; tables are whole, but those that each head has one of."""
+    x = states[0]
+    if isinstance(x, Split) and x.axis != 2:
+        raise Conflict(_dims(x), "distances are those of whole grids and heads")
+    segments = x.segments if isinstance(x, Split) else ()
+    own = [at for at in range(1, len(states)) if node.inputs[at] and _rank(node, at) == 3]
+    for at in own:
+        table = states[at]
+        if isinstance(table, Split) and not (segments and table.axis == 1):
+            raise Conflict(_dims(x, table), "heads and their tables of distances are cut otherwise")
+        if isinstance(table, Split):
+            segments = dims.unify(segments, table.segments)
+    state = settled(dims, 2, segments) if segments else WHOLE
+    split = isinstance(state, Split)
+    tables = (Split(1, segments) if split and at in own else WHOLE for at in range(1, len(states)))
+    return Located((state, *tables), state)
 
 
 @rule("attn_scores")

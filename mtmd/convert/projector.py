@@ -56,12 +56,16 @@ def converted_projector(
     else:
         described: dict[str, Any] = {}
         parameters: dict[str, Parameter] = {}
+        unrounded: tuple[str, ...] = ()
         if vision is not None:
             described, rows = gguf_of(vision, where)
             added = {name: _row(checkpoint, token) for name, token in rows.items()}
             parameters |= vision.parameters()
         if audio is not None:
-            described |= audio_gguf_of(audio, where, alone=vision is None)
+            keys, unrounded = audio_gguf_of(audio, where, alone=vision is None)
+            if vision is not None:  # llama.cpp takes a name without it for both
+                described["clip.vision.projector_type"] = described.pop("clip.projector_type")
+            described |= keys
             parameters |= audio.parameters()
         weights = CanonicalWeights(file, parameters, where)
         metadata = {
@@ -76,7 +80,7 @@ def converted_projector(
         mixture = mixture or (stored if stored in PLAIN else "F16")
         types = dict.fromkeys(source.shapes, "F32") | tensor_types(mixture, source.shapes)
         # Some programs turn round what lies otherwise than they multiply it, in plain numbers only.
-        types |= dict.fromkeys(weights.turned_in_gguf, "F32")
+        types |= dict.fromkeys((*weights.turned_in_gguf, *unrounded), "F32")
     kind = mixture or "as stored"
     if mixture is not None:
         metadata["general.file_type"] = MIXTURES[mixture].file_type

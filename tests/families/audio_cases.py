@@ -4,6 +4,7 @@ and models of them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from common import load_tokenizer, randomize, save, template_of, tokenizer, write
-from gemma4 import NAMES, RANGES, SPECIAL, TEXT
+from gemma4 import NAMES, RANGES, SMALL, SPECIAL, TEXT
+from gemma4 import gemma4 as gemma4_that_sees
 
 
 @dataclass
@@ -124,6 +126,44 @@ def gemma4_unified(folder: Path) -> AudioOracle:
         lambda made: [int(mask.sum()) for mask in made["input_features_mask"]],
         features,
         lambda count: f"<|audio>{'<|audio|>' * count}<audio|>",
+    )
+
+
+def gemma4(folder: Path) -> AudioOracle:
+    from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
+
+    audio = {
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "subsampling_conv_channels": [20, 6],
+        "output_proj_dims": 40,
+    }
+    oracle = gemma4_that_sees(
+        folder,
+        seed=1,
+        text=SMALL,
+        vision={"use_clipped_linears": True},
+        audio=audio,
+        template=TEMPLATE,
+    )
+    settings = {"feature_size": 18}
+    processor = json.loads((folder / "processor_config.json").read_text())
+    write(folder, "processor_config.json", {**processor, "feature_extractor": settings})
+    extractor, model = Gemma4AudioFeatureExtractor(**settings), oracle.model
+
+    @torch.no_grad()
+    def features(inputs: dict[str, Any]) -> torch.Tensor:
+        return _at_the_decoder(model, model.model.language_model, inputs)
+
+    return AudioOracle(
+        folder,
+        model,
+        lambda recordings: dict(extractor(list(recordings), return_tensors="pt")),
+        lambda made: [int(mask[::4].sum()) for mask in made["input_features_mask"]],
+        features,
+        lambda count: f"<|audio>{'<|audio|>' * count}<audio|>",
+        shortest=161,
     )
 
 
@@ -341,6 +381,7 @@ def _at_the_decoder(model: Any, decoder: Any, inputs: dict[str, Any]) -> torch.T
 
 
 CASES: dict[str, Callable[[Path], AudioOracle]] = {
+    "gemma4": gemma4,
     "gemma4_unified": gemma4_unified,
     "qwen2_audio": qwen2_audio,
     "qwen3_asr": qwen3_asr,

@@ -110,6 +110,7 @@ VISION = {
 RANGES = {
     "embed_tokens_per_layer": (0.0, 0.25),
     "embed_tokens": (0.0, 0.05),
+    "per_dim_scale": (12.0, 3.0),  # some scores of audio reach their cap
     "q_norm": (1.0, 0.2),
     "k_norm": (0.6, 0.15),
     "router.scale": (6.0, 1.0),
@@ -165,6 +166,8 @@ def gemma4(
     seed: int = 0,
     vision: dict[str, Any] | None = None,
     text: dict[str, Any] | None = None,
+    audio: dict[str, Any] | None = None,
+    template: str = TEMPLATE,
 ) -> Oracle:
     from transformers import Gemma4Config, Gemma4ForConditionalGeneration, Gemma4Processor
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
@@ -187,6 +190,7 @@ def gemma4(
     config = Gemma4Config(
         vision_config=tower,
         text_config=settings,
+        audio_config=audio,
         image_token_id=token["image_token"],
         boi_token_id=token["boi_token"],
         eoi_token_id=token["eoi_token"],
@@ -197,7 +201,7 @@ def gemma4(
     )
     model = randomize(Gemma4ForConditionalGeneration(config), seed, **RANGES)
     fill_buffers(model, seed)
-    model = save(folder, model, tokens, TEMPLATE, NAMES, eos=["<eos>", "<turn|>"])
+    model = save(folder, model, tokens, template, NAMES, eos=["<eos>", "<turn|>"])
     if not settings.get("enable_moe_block"):  # that variant keeps the newer form
         _published_heads(folder, settings)
     images = {

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -154,14 +153,7 @@ def write_projector(folder: Path, path: Path) -> None:
         if c["pooling_kernel_size"] != 3
         else None,
     }
-    audio: dict[str, Any] = {"has_audio_encoder": True, "audio.projector_type": "gemma4a"}
-    ear = {
-        name: np.zeros((2, 2), np.float32)
-        for name in ("a.blk.0.attn_q.weight", "mm.a.input_projection.weight")
-    }
-    write_gguf(
-        path, "clip", {f"clip.{key}": value for key, value in (keys | audio).items()}, tensors | ear
-    )
+    write_gguf(path, "clip", {f"clip.{key}": value for key, value in keys.items()}, tensors)
 
 
 def nmse(result: torch.Tensor, expected: torch.Tensor) -> float:

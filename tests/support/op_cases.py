@@ -446,17 +446,24 @@ def _from_windows(d: Draw) -> Case:
 
 
 def _relative_keys(d: Draw) -> Case:
-    grid = d.size(1, 2, 3), d.size(1, 2, 5)
+    grid, rows = (d.size(1, 2, 3), d.size(1, 2, 5)), d.maybe()
     heads, width = d.size(1, 2, 5), d.size(1, 3, 8)
-    return [d.values(d.batch(), grid[0] * grid[1], heads, width)], {"grid": grid}
+    count = grid[0] * grid[1] - (0 if rows else d.rng.randrange(grid[1]))
+    return [d.values(d.batch(), count, heads, width)], {"grid": grid, "rows": rows}
 
 
 def _relative_queries(d: Draw) -> Case:
     (q,), attrs = _relative_keys(d)
     assert q is not None
-    rows, columns = (2 * d.size(attrs["grid"][i], attrs["grid"][i] + 2) - 1 for i in (0, 1))
-    tables = [d.values(count, q.shape[3]) for count in (rows, columns)]
-    return [q, *tables], {**attrs, "scale": d.rng.choice((0.125, 0.3))}
+    tables: list[torch.Tensor | None] = []
+    for i, size in enumerate(attrs["grid"]):
+        if i == 0 and not attrs["rows"]:
+            tables.append(None)
+        elif d.maybe():  # of each head
+            tables.append(d.values(2 * size - 1, *q.shape[2:]))
+        else:
+            tables.append(d.values(2 * d.size(size, size + 2) - 1, q.shape[3]))
+    return [q, *tables], {"grid": attrs["grid"], "scale": d.rng.choice((0.125, 0.3))}
 
 
 def _patches(d: Draw) -> Case:

@@ -193,13 +193,16 @@ class Maker:
                 ops.reshape(y, shape=(1, tokens, groups, size), name=f"{at}.{n}.batch")
                 for y, n in ((k, "k"), (v, "v"))
             )
-            if rng.random() < 0.4:  # a grid of one row
-                tables = (
-                    self.tensor(f"{at}.{n}", count, size) for n, count in (("h", 1), ("w", 7))
-                )
-                grid = {"grid": (1, tokens)}
+            if rng.random() < 0.4:  # a grid of one row, or lines of three with a table of each head
+                rows, grid = rng.random() < 0.5, {"grid": (1, tokens)}
+                tables = [self.tensor(f"{at}.{n}", c, size) for n, c in (("h", 1), ("w", 7))]
+                if not rows:
+                    grid = {"grid": (-(-tokens // 3), 3)}
+                    table = self.linear(self.tensor(f"{at}.places", 5, 8), f"{at}.w", heads * size)
+                    table = ops.reshape(table, shape=(5, heads, size), name=f"{at}.w.heads")
+                    tables = [None, table]
                 q = ops.relative_queries(q, *tables, **grid, scale=size**-0.5, name=f"{at}.q.far")
-                k = ops.relative_keys(k, **grid, name=f"{at}.k.far")
+                k = ops.relative_keys(k, **grid, rows=rows, name=f"{at}.k.far")
         form = AttentionForm() if rng.random() < 0.6 else AttentionForm(all_explicit=True)
         mixed = form(q, k, v, bounds=self._bounds(at), scale=size**-0.5, name=f"{at}.attn")
         y = ops.reshape(mixed, shape=(tokens, heads * size), name=f"{at}.attn.flat")

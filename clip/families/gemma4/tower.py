@@ -7,19 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
-
 from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import AXIAL, attend, split_heads
+from mtmd.clip.families.gemma4.linear import clipped_linear, linear_parameters
 from mtmd.kernels import ops
-from mtmd.kernels.checkpoint.canonical import Parameter, Stored
+from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import Rotary, rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.graph import Node
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
-
-ENDS = ("input_min", "input_max", "output_min", "output_max")
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ class GatedTower:
             "ffn_up": ("mlp.up_proj", (self.ffn, width)),
             "ffn_down": ("mlp.down_proj", (width, self.ffn)),
         }
-        parameters = {}
+        parameters: dict[str, Parameter] = {}
         for layer in range(self.layers):
             for part, (name, shape) in tensors.items():
                 at, theirs, linear = (
@@ -67,17 +64,10 @@ class GatedTower:
                     f"encoder.layers.{layer}.{name}",
                     len(shape) == 2,
                 )
-                parameters[f"{at}.weight"] = Parameter(
-                    shape, source(f"{theirs}.linear.weight" if linear else f"{theirs}.weight")
-                )
-                for end in ENDS if linear and self.clipped else ():
-                    parameters[f"{at}.{end}"] = Parameter(
-                        shape=(1,),
-                        sources=source(f"{theirs}.{end}"),
-                        stored=(),
-                        convert=torch.atleast_1d,
-                        gguf=(Stored((f"{at}.{end}",), (1,)),),
-                    )
+                if linear:
+                    parameters |= linear_parameters(at, shape, source(theirs), clipped=self.clipped)
+                else:
+                    parameters[f"{at}.weight"] = Parameter(shape, source(f"{theirs}.weight"))
         return parameters
 
     def block(
@@ -122,15 +112,7 @@ class GatedTower:
         return ops.add(w.rms_norm(y, f"{at}.ffn_post_norm", self.eps), x, name=f"{at}.ffn_residual")
 
     def _linear(self, x: Node, at: str, w: Weights) -> Node:
-        if not self.clipped:
-            return w.linear(x, at)
-        min_in, max_in, min_out, max_out = (w.tensor(f"{at}.{end}") for end in ENDS)
-        return ops.clamp(
-            w.linear(ops.clamp(x, min_in, max_in, name=f"{at}.input"), at),
-            min_out,
-            max_out,
-            name=f"{at}.clipped",
-        )
+        return clipped_linear(x, at, w) if self.clipped else w.linear(x, at)
 
 
 def read_gated_tower(c: Settings) -> GatedTower:

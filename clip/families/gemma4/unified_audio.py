@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.audio.windows import RawFrames
 from mtmd.clip.blocks import GgufTower, checkpoint_names
+from mtmd.clip.families.gemma4.instructions import INSTRUCTIONS
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
@@ -21,26 +21,6 @@ from mtmd.kernels.plan.flash_choice import AttentionForm
 
 SAMPLES, RATE = 640, 16_000
 # of a token, and a second, as published; GGUF files do not say the second
-INSTRUCTIONS = Instructions(
-    # as Google's documentation has them (ai.google.dev/gemma/docs/capabilities/audio)
-    transcribe=(
-        "Transcribe the following speech segment in its original language. Follow these specific "
-        "instructions for formatting the output:\n* Only output the transcription, with no "
-        "newlines.\n* When transcribing numbers, write the digits, i.e. write 1.7 and not one "
-        "point seven, and write 3 instead of three."
-    ),
-    transcribe_in=(
-        "Transcribe the following speech segment in {language} into {language} text. Follow these "
-        "specific instructions for formatting the output:\n* Only output the transcription, with "
-        "no newlines.\n* When transcribing numbers, write the digits, i.e. write 1.7 and not one "
-        "point seven, and write 3 instead of three."
-    ),
-    translate=(
-        "Translate the following speech segment into {language}. Only output the translation, "
-        "with no newlines."
-    ),
-    seconds=30.0,
-)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class Gemma4Vision:
     marker = image_token = "<|image|>"
     around = ("", "")
     separator = None
-    unused = (r"(model\.)?(audio_tower|embed_audio)\..*", r"(a|mm\.a)\..*")  # audio
+    unused = ()
 
     def parameters(self) -> Mapping[str, Parameter]:
         width, patch, tables = self.tower.width, self.patch, (2, self.locations, self.tower.width)

@@ -158,7 +158,9 @@ def layer_kind_keys(stack: LayerKinds) -> dict[str, Any]:
     return {
         "block_count": len(stack.kinds),
         "attention.head_count": stack.heads,
-        "attention.head_count_kv": [stack.sizes[kind].groups for kind in stack.kinds],
+        "attention.head_count_kv": [stack.sizes[kind].groups for kind in stack.kinds]
+        if full.groups != sliding.groups
+        else full.groups,
         "attention.key_length": full.head,
         "attention.value_length": full.head,
         "attention.key_length_swa": sliding.head,

@@ -253,10 +253,7 @@ def test_the_tower_is_transformers(more: dict[str, Any], tmp_path: Path) -> None
         if "inv_freq" not in name:
             minimum, maximum = (1, 2) if "max" in name or "scale" in name else (-2, -1)
             buffer.copy_(torch.rand(buffer.shape, generator=rng) * (maximum - minimum) + minimum)
-    tensors = {name: t.clone() for name, t in holder.state_dict().items()} | {
-        "model.audio_tower.layers.0.norm_out.weight": torch.ones(3),
-        "model.embed_audio.embedding_projection.weight": torch.ones(2, 2),
-    }
+    tensors = {name: t.clone() for name, t in holder.state_dict().items()}
     save_file(tensors, tmp_path / "model.safetensors")
     pool = config.pooling_kernel_size
     family, file = read(more, {"pooling_kernel_size": pool}), open_weights(tmp_path)

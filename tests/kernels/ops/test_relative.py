@@ -1,4 +1,6 @@
-"""Relative positions of a grid: attention with longer heads is SAM's, and windows are its."""
+"""Relative positions: attention with longer heads is SAM's of a grid, whose windows are its, and
+Granite Speech's of a sequence.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,33 @@ def test_attention_to_longer_heads_is_sams(grid, table):
         assert wide.shape == keys.shape and wide.shape[3] % 16 == 0
         mixed = ops.attention.reference(wide, keys, v, scale=8**-0.5)
         actual = model.proj(mixed.flatten(2))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_lines_of_a_sequence_are_granites() -> None:
+    from transformers import GraniteSpeechEncoderConfig
+    from transformers.models.granite_speech import modeling_granite_speech as granite
+
+    config = GraniteSpeechEncoderConfig(hidden_dim=24, num_heads=3, dim_head=8, context_size=5)
+    torch.manual_seed(0)
+    model = granite.GraniteSpeechConformerAttention(config).eval()
+    places = torch.arange(5)
+    distances = (places[:, None] - places).clamp(-5, 5) + model.max_pos_emb
+    x = torch.randn(2, 13, 24)
+    with torch.no_grad():
+        expected = model(x, distances)
+        y = torch.nn.functional.pad(model.pre_norm(x), (0, 0, 0, 2))  # the last line ends early
+        q, k, v = torch.cat((model.to_q(y), model.to_kv(y)), 2).unflatten(2, (3, 3, 8)).unbind(2)
+        table = (
+            model.rel_pos_emb.weight[model.max_pos_emb - 4 : model.max_pos_emb + 5] * model.scale
+        )
+        q, k, v = q[:, :13], k[:, :13], v[:, :13]
+        at = torch.arange(13, dtype=torch.int32) // 5 * 5
+        bounds = torch.stack((at, (at + 4).clamp(max=12)), 1)
+        wide = ops.relative_queries.reference(q, None, table, grid=(3, 5), scale=model.scale)
+        keys = ops.relative_keys.reference(k, grid=(3, 5), rows=False)
+        mixed = ops.attention.reference(wide, keys, v, None, bounds, scale=model.scale)
+        actual = model.to_out(mixed.flatten(2))
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 

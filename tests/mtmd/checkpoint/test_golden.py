@@ -42,6 +42,7 @@ NOT_IN_GGUF: dict[str, dict[str, int]] = {
     "qwen3_5": LIMITS,
     "kquants": LIMITS,
     "lfm2_vl": LIMITS,
+    "gemma4_e2b": {"image_max_tokens": 70},
     "gemma4_unified": {"image_max_tokens": 70},
     "qwen2_5_omni": {"window": 2, **LIMITS},
     "qwen3_omni_moe": LIMITS,
@@ -53,6 +54,7 @@ MORE = (
     "glm_ocr",
     "glm46v",
     "granite_vision",
+    "gemma4_e2b",
     "gemma4_unified",
     "minicpmv4_6",
     "paddleocr_vl",
@@ -170,7 +172,7 @@ def test_tokens_from_gguf(path: str) -> None:
 
 
 @pytest.mark.parametrize("file", ["hf", "text-BF16.gguf"])
-@pytest.mark.parametrize("family", ["gemma4_unified"])
+@pytest.mark.parametrize("family", ["gemma4_e2b", "gemma4_unified"])
 def test_audio_of_models_that_see(family: str, file: str) -> None:
     reported = json.loads((HOME[family] / "expected_audio.json").read_text())
     model = folder(family) if file == "hf" else gguf(f"{family}/{file}", folder(family))
