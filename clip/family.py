@@ -76,6 +76,7 @@ FAMILIES = (
     ),
     Entry("mtmd.clip.families.deepseek_ocr.ocr2", ("deepseek_ocr2",), ("deepseekocr2",)),
     Entry("mtmd.clip.families.got_ocr2", ("got_ocr2",), ties=("got_ocr2",)),
+    Entry("mtmd.clip.families.dots_ocr", ("dots_ocr",), ("dots_ocr",)),
     Entry(
         "mtmd.clip.families.aya_vision",
         ("aya_vision", "cohere2_vision"),
@@ -166,6 +167,23 @@ class ContextFamily(Protocol):
 
     def real_rows(self, plan: ImagePlan) -> int:
         """Return how many of a picture's embeddings, the first ones, are no padding."""
+
+
+@runtime_checkable
+class InLine(Protocol):
+    """A family whose pictures stand in one line with the text beside them, where a chat template
+    reads contents as strings; in those of other families a line ends there.
+    """
+
+    in_line: bool
+
+
+@runtime_checkable
+class ScalesBoxes(Protocol):
+    """A family whose authors say what the numbers of boxes and points in its answers mean."""
+
+    box_scale: str
+    """Which scale of `display.grounding.Region` that is."""
 
 
 @runtime_checkable

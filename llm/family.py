@@ -74,6 +74,7 @@ FAMILIES = (
             "qwen2_5_omni_text",
             "llava_onevision_text",
             "paddleocr_vl_text",
+            "dots_ocr_text",
         ),
         ("qwen2", "qwen2vl", "paddleocr"),
     ),

@@ -13,7 +13,8 @@ from mtmd.base.text import mib
 @dataclass(frozen=True)
 class ImageReceipt:
     """One picture: sizes are (width, height) in pixels; `notes` say what was done to it that its
-    owner may not expect.
+    owner may not expect. `box_scale`: what numbers of boxes in the answer mean, by the model's
+    authors, "processed" for pixels of the processed size; "" where they do not say.
     """
 
     original_size: tuple[int, int]
@@ -23,6 +24,7 @@ class ImageReceipt:
     sha256: str
     cached: bool
     notes: tuple[str, ...]
+    box_scale: str = ""
 
 
 @dataclass(frozen=True)

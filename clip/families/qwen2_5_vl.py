@@ -62,6 +62,7 @@ class Qwen25Vision:
 
     bidirectional = False
     separator = None
+    box_scale = "processed"
 
     @property
     def unused(self) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ class DynamicResolution:
     """Patches of `patch` pixels a side, `merge` x `merge` of which become one token; from `minimum`
     to `maximum` pixels a picture. `enlarge` scales one narrower than a token up to it first.
     `separated`: one more token ends each row, and one stands before and one after them all.
+    `on_grid`: a token's position is its row and column, not the number of tokens before it.
     """
 
     patch: int
@@ -51,6 +52,7 @@ class DynamicResolution:
     resample: str
     enlarge: Enlarge | None = None
     separated: bool = False
+    on_grid: bool = True
 
     @property
     def factor(self) -> int:
@@ -76,7 +78,7 @@ class DynamicResolution:
             (tile,),
             ((width, height),),
             self.tokens(rows, columns),
-            grids=(*ends, (rows, columns + self.separated), *ends),
+            grids=(*ends, (rows, columns + self.separated), *ends) if self.on_grid else (),
             located=self.separated,
             notes=notes,
         )
@@ -215,6 +217,7 @@ def read_dynamic(
     limits: tuple[int, int] = PIXELS,
     enlarge: Enlarge | None = None,
     separated: bool = False,
+    on_grid: bool = True,
 ) -> DynamicResolution:
     """Read it from an image processor's settings; `patch`, `merge` and frames of a patch,
     `temporal`, are config.json's, and its limits, by default `limits`, count every pixel `frames`
@@ -255,6 +258,7 @@ def read_dynamic(
         resample=read_resample(image, 3),
         enlarge=enlarge,
         separated=separated,
+        on_grid=on_grid,
     )
 
 

@@ -96,6 +96,7 @@ PADDLE: dict[str, Any] = {
 }
 KNOWN = {
     "qwen2": PLAIN,
+    "dots_ocr": PLAIN,
     "qwen2_5_omni_text": OMNI,
     "paddleocr_vl_text": PADDLE,
     "paddleocr_vl": PADDLE,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mtmd.base.errors import MtmdError
@@ -37,13 +37,15 @@ class RoleForm:
 @dataclass(frozen=True)
 class ContentForms:
     """The forms by role. A role that is not in `roles` has that of the user; `marker`, `video` and
-    `audio` are the texts that stand for a picture, a video and audio in a string.
+    `audio` are the texts that stand for a picture, a video and audio in a string, `in_line` with
+    the text beside them.
     """
 
     roles: Mapping[str, RoleForm]
     marker: str = ""
     video: str = ""
     audio: str = ""
+    in_line: bool = False
 
     def of(self, role: str) -> RoleForm:
         """Return the form of a role."""
@@ -53,7 +55,7 @@ class ContentForms:
 
     def only(self, form: RoleForm) -> ContentForms:
         """Return the same for a template of which nothing is known but that it reads this form."""
-        return ContentForms({"user": form}, self.marker, self.video, self.audio)
+        return replace(self, roles={"user": form})
 
     def fit(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages with every content in a form that the template shows. A content that
@@ -77,8 +79,19 @@ class ContentForms:
         heard, seen = "audio" in kinds, kinds - {"audio"}
         if kinds and (form.pictures or not seen) and (form.audio or not heard):
             return content
-        joined = SEPARATOR.join(filter(None, map(self._as_text, content)))
+        joined = self._joined(content)
         return joined if form.text or not form.parts else [{"type": "text", "text": joined}]
+
+    def _joined(self, content: Sequence[Mapping[str, Any]]) -> str:
+        """Return the text of all parts."""
+        text, in_line = "", True
+        for part in content:
+            one = self._as_text(part)
+            if not one:
+                continue
+            before, in_line = in_line, self.in_line and part["type"] != "text"
+            text += one if before or in_line else SEPARATOR + one
+        return text
 
     def _as_text(self, part: Mapping[str, Any]) -> str:
         if part["type"] == "text":
@@ -92,12 +105,13 @@ def read_forms(
     in_text: str | None = None,
     video: str = "",
     audio: str | None = None,
+    in_line: bool = False,
 ) -> ContentForms:
     """Return the forms that a template reads. `render(messages, tools=..., ...)` is
     `ChatTemplate.render`; `marker` is the text that a template writes for a picture, None for a
     model without pictures; `in_text` is the text that stands for one in a string, where other text
     belongs around the marker, and `video` the same for a video; `audio` is to audio what `marker`
-    is to a picture.
+    is to a picture; `in_line`: no line ends beside them in a string.
     """
     probe = _Probe(render, marker, audio)
     user = probe.form(lambda content: [{"role": "user", "content": content}])
@@ -131,7 +145,7 @@ def read_forms(
             roles["tool"] = tool
             break
     shown = {role: form for role, form in roles.items() if form.text or form.parts}
-    return ContentForms(shown, in_text or marker or "", video, audio or "")
+    return ContentForms(shown, in_text or marker or "", video, audio or "", in_line)
 
 
 def _stated(role: str, text: str, form: RoleForm) -> dict[str, Any]:
@@ -148,9 +162,14 @@ class _Probe:
     ) -> RoleForm:
         """Return what is shown of a content that `conversation` puts into a message."""
         one, two = {"type": "text", "text": _ONE}, {"type": "text", "text": _TWO}
+        text = self._shows(conversation(_ONE), _ONE)
         parts = self._shows(conversation([one]), _ONE)
+        if text and parts:
+            string, listed = (self._before(conversation(content)) for content in (_ONE, [one]))
+            if string and not listed:  # a list loses the mark of its turn
+                return RoleForm()
         return RoleForm(
-            text=self._shows(conversation(_ONE), _ONE),
+            text=text,
             parts=parts,
             several=parts and self._shows(conversation([one, two]), _ONE, _TWO),
             pictures=pictures
@@ -160,6 +179,11 @@ class _Probe:
             and self._audio is not None
             and self._shows(conversation([{"type": "audio"}, one]), _ONE, self._audio),
         )
+
+    def _before(self, messages: list[dict[str, Any]]) -> str:
+        """Return what stands in the prompt before a content that is shown, blanks aside."""
+        prompt = self._render(messages, tools=None, add_generation_prompt=False)
+        return prompt.partition(_ONE)[0].strip()
 
     def _shows(self, messages: list[dict[str, Any]], *texts: str) -> bool:
         """Return whether each of the texts stands in the prompt once, those of parts in their

@@ -74,7 +74,7 @@ class AnswerView:
             return ()
         receipt = answer.receipt.images[0]
         size = receipt.original_size
-        regions = find_regions(answer.text, receipt.processed_size, size)
+        regions = find_regions(answer.text, receipt.processed_size, size, receipt.box_scale)
         return tuple(
             Box(region.label, *(f * size[i % 2] for i, f in enumerate(_shares(region, receipt))))
             for region in (regions.regions if regions else ())
@@ -142,7 +142,8 @@ def _figure(shown: Shown, receipts: Mapping[str, ImageReceipt], text: str, alone
     receipt = receipts.get(digest)
     if receipt is None:
         return f"<p><em>{escape(str(shown.path))}: {GONE}</em></p>"
-    regions = find_regions(text, receipt.processed_size, receipt.original_size) if alone else None
+    sizes = receipt.processed_size, receipt.original_size
+    regions = find_regions(text, *sizes, receipt.box_scale) if alone else None
     return picture_html(jpeg, _overlay(regions, receipt) if regions else "")
 
 

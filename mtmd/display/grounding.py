@@ -49,9 +49,9 @@ _MEMBER = re.compile(
     rf"""["'](bbox_2d|bbox|box_2d|box|point_2d|point)["']\s*:\s*\[\[?({_N}(?:,{_N}){{1,3}})\]"""
 )
 _MEMBER_NUMBER = re.compile(_NUMBER)
-_LABEL = re.compile(
-    r"""["'](?:label|text_content|name|text|sub_label)["']\s*:\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)')"""
-)
+_TEXT = r"""\s*:\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)')"""
+_LABEL = re.compile(rf"""["'](?:label|text_content|name|text|sub_label)["']{_TEXT}""")
+_CATEGORY = re.compile(rf"""["']category["']{_TEXT}""")  # of where there is no text
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,13 @@ class Regions:
 
 
 def find_regions(
-    text: str, processed: tuple[int, int] | None = None, original: tuple[int, int] | None = None
+    text: str,
+    processed: tuple[int, int] | None = None,
+    original: tuple[int, int] | None = None,
+    scale: str = "",
 ) -> Regions | None:
     """Return those of an answer about one picture of these sizes (width, height); None where it
-    gives none.
+    gives none. `scale` is what the model's authors say of its numbers, "" where they do not.
     """
     result = islice(_read(text[:CHARS_MAX]), LOOKED_AT)
     regions = list(islice((r for r in result if _drawable(r)), MAXIMUM))
@@ -94,7 +97,10 @@ def find_regions(
     unscaled = [r for r in regions if not r.scale]
     if not unscaled:
         return Regions(tuple(regions), "", "the notation says so")
-    scale, why = _likeliest([v for r in unscaled for v in r.values], processed, original)
+    if scale:
+        why = "the model's authors say so"
+    else:
+        scale, why = _likeliest([v for r in unscaled for v in r.values], processed, original)
     return Regions(tuple(r if r.scale else replace(r, scale=scale) for r in regions), scale, why)
 
 
@@ -181,7 +187,8 @@ def _adjacent_label(text: str, start: int, end: int) -> str:
     """The label in the object that holds the member from `start` to `end`."""
     opened = text.rfind("{", max(0, start - OBJECT), start)
     closed = text.find("}", end, end + OBJECT)
-    match = _LABEL.search(text, opened if opened >= 0 else start, closed if closed >= 0 else end)
+    inside = opened if opened >= 0 else start, closed if closed >= 0 else end + OBJECT
+    match = _LABEL.search(text, *inside) or _CATEGORY.search(text, *inside)
     if not match:
         return ""
     if match[1] is None:

@@ -28,7 +28,14 @@ from mtmd.base.turns import turn_released
 from mtmd.clip.audio.audio import AudioFacts
 from mtmd.clip.audio.recording import Recording
 from mtmd.clip.encoder import AudioEncoder, Encoder
-from mtmd.clip.family import ContextFamily, MarkedFamily, Numbered, PrefixFamily, RewritesPrompt
+from mtmd.clip.family import (
+    ContextFamily,
+    MarkedFamily,
+    Numbered,
+    PrefixFamily,
+    RewritesPrompt,
+    ScalesBoxes,
+)
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.resolution.resolution import AmongSeveral, ImagePlan, closed
@@ -290,7 +297,8 @@ class Bridge:
         if len(pictures) > 1 and isinstance(resolution, AmongSeveral):
             budget = replace(budget, several=True)
         made: dict[Key, tuple[ImagePlan, Tensor | None]] = {}
-        result = []
+        result, family = [], self.encoder.family
+        scale = family.box_scale if isinstance(family, ScalesBoxes) else ""
         for picture in pictures:
             key = picture.sha256, budget, salt
             cached = key in made
@@ -312,6 +320,7 @@ class Bridge:
                 picture.sha256,
                 cached,
                 (*picture.notes, *plan.notes),
+                scale,
             )
             result.append(Prepared(key, plan, receipt, embeddings))
         return result

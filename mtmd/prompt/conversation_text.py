@@ -33,7 +33,8 @@ class ConversationText:
     are. special, stops: spellings of the special tokens, and of those that end an answer. marker:
     what the template writes for a picture, None for a model without pictures. in_text, video: what
     stands for a picture, and for a video, in a template that reads strings. audio: what the
-    template writes for audio, None for a model without.
+    template writes for audio, None for a model without. in_line: in a string no line ends beside a
+    picture.
     """
 
     def __init__(
@@ -46,10 +47,12 @@ class ConversationText:
         in_text: str | None = None,
         video: str = "",
         audio: str | None = None,
+        in_line: bool = False,
     ):
         self._render, self._seal = render, seal
         self._special, self._stops, self._marker = special, stops, marker
         self._in_text, self._video, self._audio = in_text, video, audio
+        self._in_line = in_line
         self._probing = RLock()
         self._forms: ContentForms | None = None
         self._tools: ToolTemplate | None = None
@@ -80,7 +83,7 @@ class ConversationText:
             if self._forms is None:
                 render = _in_time(self._shown)
                 self._forms = read_forms(
-                    render, self._marker, self._in_text, self._video, self._audio
+                    render, self._marker, self._in_text, self._video, self._audio, self._in_line
                 )
             return self._forms
 

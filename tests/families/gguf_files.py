@@ -83,7 +83,8 @@ def named(tensors: Mapping[str, np.ndarray], architecture: gguf.MODEL_ARCH, laye
 
 def decoder(folder: Path, path: Path, architecture: str) -> None:
     """The text model of a checkpoint, with its tokenizer and template."""
-    text = read_json(folder, "config.json")["text_config"]
+    config = read_json(folder, "config.json")
+    flat, text = "text_config" not in config, config.get("text_config", config)
     heads, groups, head = (
         text["num_attention_heads"],
         text["num_key_value_heads"],
@@ -100,9 +101,11 @@ def decoder(folder: Path, path: Path, architecture: str) -> None:
     turning = int((head or text["hidden_size"] // heads) * share) if share else head
     tensors = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
-        if "language_model." not in name and name != "lm_head.weight":
+        alone = name == "lm_head.weight" or (flat and name.startswith("model."))
+        if "language_model." not in name and not alone:
             continue
-        name = "model." * name.startswith("model.") + name.rpartition("language_model.")[2]
+        if not flat:
+            name = "model." * name.startswith("model.") + name.rpartition("language_model.")[2]
         if architecture in PERMUTED and ".q_proj." in name:
             tensor = adjacent(tensor, heads)
         elif architecture in PERMUTED and ".k_proj." in name:
@@ -317,3 +320,44 @@ def llava_projector(folder: Path, path: Path, *, typed: bool = True) -> None:
     if f"v.class_embd{suffix}" in result:
         result["v.class_embd"] = result.pop(f"v.class_embd{suffix}")
     write_gguf(path, "clip", metadata, result | moved)
+
+
+def dots_projector(folder: Path, path: Path) -> None:
+    """conversion/dotsocr.py; the sizes are those of the tower, which has the decoder's width."""
+    c, image = (
+        read_json(folder, "config.json")["vision_config"],
+        read_json(folder, "preprocessor_config.json"),
+    )
+    layers = {"fc1": "gate_proj", "fc2": "down_proj", "fc3": "up_proj"}
+    tensors = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if name.startswith("vision_tower."):
+            block, _, part = name.rpartition(".mlp.")
+            if ".blocks." in block:
+                part, kind = part.split(".")
+                name = f"{block.replace('vision_tower', 'visual')}.mlp.{layers[part]}.{kind}"
+            tensors[name] = tensor
+    keys = {
+        "vision.projection_dim": c["hidden_size"],
+        "vision.image_size": 0,
+        "vision.patch_size": c["patch_size"],
+        "vision.embedding_length": c["embed_dim"],
+        "vision.feed_forward_length": c["intermediate_size"],
+        "vision.block_count": c["num_hidden_layers"],
+        "vision.attention.head_count": c["num_attention_heads"],
+        "vision.attention.layer_norm_epsilon": c["rms_norm_eps"],
+        "vision.image_mean": image["image_mean"],
+        "vision.image_std": image["image_std"],
+        "vision.image_min_pixels": image["min_pixels"],
+        "vision.image_max_pixels": image["max_pixels"],
+        "vision.projector.scale_factor": c["spatial_merge_size"],
+        "projector_type": "dots_ocr",
+        "has_vision_encoder": True,
+        "use_silu": True,
+    }
+    write_gguf(
+        path,
+        "clip",
+        {f"clip.{key}": value for key, value in keys.items()},
+        named(tensors, gguf.MODEL_ARCH.MMPROJ, c["num_hidden_layers"]),
+    )

@@ -30,6 +30,7 @@ MODULES = (
     "llama4",
     "deepseek_ocr",
     "got_ocr2",
+    "dots_ocr",
     "minicpmv4_6",
     "paddleocr_vl",
     "hunyuan_vl",

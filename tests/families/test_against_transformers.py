@@ -139,6 +139,7 @@ PATCHES = {
     "gemma4": (1, True),
     "lfm2_vl": (1, True),
     "hunyuan_vl": (1, False),
+    "dots_ocr": (2, False),
     "paddleocr_vl": (1, False),
     "qwen2_vl": (2, False),
     "qwen3_5": (2, False),
@@ -147,6 +148,7 @@ PATCHES = {
 }
 # Rows whose towers read pictures of unequal sizes in one run
 PACKED = {
+    "dots_ocr",
     "gemma4",
     "glm4v",
     "lfm2_vl",

@@ -14,6 +14,7 @@ import torch
 from common import Oracle, picture
 from gguf_files import (
     decoder,
+    dots_projector,
     glm4v_projector,
     internvl_projector,
     llava_projector,
@@ -45,12 +46,14 @@ PROJECTORS = {
     "internvl": [internvl_projector, partial(internvl_projector, squeezed=True)],
     "glm4v": [glm4v_projector],
     "llava": [llava_projector, partial(llava_projector, typed=False)],
+    "dots_ocr": [dots_projector],
 }
 ARCHITECTURES = {
     "mistral": "llama",
     "mistral3": "mistral3",
     "glm4v": "glm4",
     "llava": "llama",
+    "dots_ocr": "qwen2",
 }  # by the text's or the whole's model_type
 CASES = [
     (row, variant, i)
@@ -78,7 +81,7 @@ def test_the_same_answer_out_of_gguf(
 ) -> None:
     oracle = build(row, variant)
     config = read_json(oracle.folder, "config.json")
-    kind = config["text_config"]["model_type"]
+    kind = config.get("text_config", config)["model_type"]
     decoder(
         oracle.folder,
         tmp_path / "text.gguf",

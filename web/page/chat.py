@@ -365,6 +365,7 @@ def _regions(answer: Message) -> dict[str, Any] | None:
     images = answer.receipt.get("images") or []
     if not images:
         return None
-    sizes = images[-1].get("processed_size"), images[-1].get("original_size")
-    regions = find_regions(parts(answer.text)[1], *sizes)
+    seen = images[-1]
+    sizes = seen.get("processed_size"), seen.get("original_size")
+    regions = find_regions(parts(answer.text)[1], *sizes, seen.get("box_scale", ""))
     return regions.asdict() if regions else None

@@ -35,6 +35,12 @@ NO_SYSTEM = (  # Gemma
     "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
     + STRINGS
 )
+UNMARKED = (  # dots.ocr: a list of the user's parts has no mark of its turn
+    "{% for m in messages %}{% if m.role != 'user' or m.content is string %}"
+    "{{ '<|' + m.role + '|>' + m.content }}{% else %} {% for p in m.content %}"
+    "{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}"
+    "{% endfor %}<|assistant|>"
+)
 STRING, LIST, BOTH = RoleForm(), RoleForm(False, True, True), RoleForm(True, True, True)
 
 
@@ -56,8 +62,9 @@ def pictured(form: RoleForm) -> RoleForm:
         (EMPTIED, {"user": STRING, "system": STRING, "assistant": STRING}),
         (FIRST_PART, {"user": STRING, "system": RoleForm(False, True), "assistant": STRING}),
         (NO_SYSTEM, {"user": STRING, "assistant": STRING}),
+        (UNMARKED, {"user": STRING, "system": STRING, "assistant": STRING}),
     ],
-    ids=["strings", "parts", "either", "printed", "emptied", "first part", "no system"],
+    ids=["strings", "parts", "either", "printed", "emptied", "first part", "no system", "unmarked"],
 )
 def test_the_form_of_each_role(source: str, expected: dict[str, RoleForm]) -> None:
     actual = dict(forms(source).roles)
@@ -103,6 +110,16 @@ def test_what_stands_around_a_picture_in_a_string() -> None:
     content = [{"type": "image"}, *text("a"), {"type": "video"}]
     assert made.fit([{"role": "user", "content": content}]) == [
         {"role": "user", "content": "<s><pad></s>\na\n<v>"}
+    ]
+
+
+def test_pictures_in_a_line_with_the_text_beside_them() -> None:
+    render = ChatTemplate(STRINGS, {}, "test").render
+    made = read_forms(render, "<pad>", "<s><pad></s>", in_line=True)
+    image = {"type": "image"}
+    content = [*text("a", "b"), image, image, *text("c", "", "d")]
+    assert made.fit([{"role": "user", "content": content}]) == [
+        {"role": "user", "content": "a\nb<s><pad></s><s><pad></s>c\nd"}
     ]
 
 

@@ -37,6 +37,14 @@ def boxes(text, **sizes):
             '{"objects": [{"bbox": [[10, 20, 30, 40]], "name": "deep"}]}',
             ("box", (10, 20, 30, 40), "deep", "1000"),
         ),
+        (
+            '[{"bbox": [10, 20, 30, 40], "category": "Title", "text": "# One"}]',
+            ("box", (10, 20, 30, 40), "# One", "1000"),
+        ),
+        (
+            '[{"bbox": [10, 20, 30, 40], "category": "Table", "text": "' + "x" * 3000 + '"}]',
+            ("box", (10, 20, 30, 40), "Table", "1000"),
+        ),
         ("<box>(10,20),(30,40)</box>", ("box", (10, 20, 30, 40), "", "1000")),
         (
             "<ref>the cat</ref><box>(10,20),(30,40)</box>",
@@ -189,3 +197,11 @@ def test_a_label_may_stand_on_the_next_line():
     assert boxes("<loc0020><loc0010><loc0040><loc0030>\ncat\ndog") == [
         ("box", (10, 20, 30, 40), "cat", "1024")
     ]
+
+
+def test_the_scale_that_the_authors_state() -> None:
+    found = find_regions('[{"bbox": [10, 20, 30, 40]}]', SEEN, OWN, "processed")
+    assert found is not None
+    assert (found.scale, found.why) == ("processed", "the model's authors say so")
+    tagged = find_regions("<box>(10,20),(30,40)</box>", SEEN, OWN, "processed")
+    assert tagged is not None and tagged.regions[0].scale == "1000"
