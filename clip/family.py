@@ -194,6 +194,11 @@ class RewritesPrompt(Protocol):
         """Return the text of a prompt, those of its pictures included, as the model reads it."""
 
 
+def in_line(family: object) -> bool:
+    """Return whether no line ends beside a family's pictures in a string."""
+    return isinstance(family, InLine) and family.in_line
+
+
 def own_template(family: object) -> str | None:
     """Return how messages become a prompt of a family that needs no chat template, None of others,
     which do.

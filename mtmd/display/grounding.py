@@ -49,9 +49,11 @@ _MEMBER = re.compile(
     rf"""["'](bbox_2d|bbox|box_2d|box|point_2d|point)["']\s*:\s*\[\[?({_N}(?:,{_N}){{1,3}})\]"""
 )
 _MEMBER_NUMBER = re.compile(_NUMBER)
-_TEXT = r"""\s*:\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)')"""
-_LABEL = re.compile(rf"""["'](?:label|text_content|name|text|sub_label)["']{_TEXT}""")
-_CATEGORY = re.compile(rf"""["']category["']{_TEXT}""")  # of where there is no text
+_LABEL = re.compile(
+    r"""["'](?:label|text_content|name|text|sub_label)["']\s*:\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)')"""
+)
+# What stands for a label where there is no text
+_CATEGORY = re.compile(r"""["']category["']\s{0,9}:\s{0,9}["']([\w -]{1,40})["']""")
 
 
 @dataclass(frozen=True)
@@ -188,9 +190,10 @@ def _adjacent_label(text: str, start: int, end: int) -> str:
     opened = text.rfind("{", max(0, start - OBJECT), start)
     closed = text.find("}", end, end + OBJECT)
     inside = opened if opened >= 0 else start, closed if closed >= 0 else end + OBJECT
-    match = _LABEL.search(text, *inside) or _CATEGORY.search(text, *inside)
+    match = _LABEL.search(text, *inside)
     if not match:
-        return ""
+        category = _CATEGORY.search(text, *inside)
+        return category[1] if category else ""
     if match[1] is None:
         return match[2][:LONGEST_LABEL]
     try:

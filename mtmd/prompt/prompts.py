@@ -14,7 +14,7 @@ from torch import Tensor
 from mtmd.base.errors import ContextError, PromptError
 from mtmd.chat_template.text_check import THOUGHTS_LEFT_OUT
 from mtmd.clip.audio.recording import Recording
-from mtmd.clip.family import InLine
+from mtmd.clip.family import in_line
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.video.footage import Footage
 from mtmd.kernels.plan.executor import Observer
@@ -162,7 +162,7 @@ class Prompts:
             family.marker.join(family.around) if family else None,
             video.markers[0] if video else "",
             audio.family.marker if audio else None,
-            isinstance(family, InLine) and family.in_line,
+            in_line(family),
         )
 
     @cached_property

@@ -118,6 +118,7 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
         "sha256",
         "cached",
         "notes",
+        "box_scale",
     } == set(receipt["images"][0])
     with Image.open(one) as image:
         assert receipt["images"][0]["original_size"] == list(image.size)
