@@ -54,7 +54,8 @@ $(VENV)-docs/installed: constraints.txt
 # The lowest versions that pyproject.toml allows, and the tests that need neither transformers nor gguf, which want newer ones.
 FLOORS := tests/web tests/clip/image tests/mtmd/prompt tests/mtmd/batch tests/mtmd/checkpoint/test_hub.py tests/kernels/checkpoint \
     tests/llm/sampling --ignore tests/web/test_fuzz.py --ignore tests/clip/image/test_pixels_exact.py --ignore-glob '*gguf*' \
-    --ignore tests/llm/sampling/test_constraint.py --ignore tests/llm/sampling/test_sampler.py
+    --ignore tests/llm/sampling/test_constraint.py --ignore tests/llm/sampling/test_sampler.py \
+    tests/kernels/gpu/on_lowest_triton.py
 
 floors: $(VENV)-floors/installed
 	$(VENV)-floors/bin/mtmd describe examples/shapes.png
@@ -65,7 +66,7 @@ $(VENV)-floors/installed: pyproject.toml constraints.txt tools/floors.py
 	$(VENV)-floors/bin/python -m pip install --quiet --disable-pip-version-check packaging
 	$(VENV)-floors/bin/python tools/floors.py > $(VENV)-floors/floors.txt
 	$(VENV)-floors/bin/python -m pip install --quiet --disable-pip-version-check -c $(VENV)-floors/floors.txt torch
-	$(VENV)-floors/bin/python -m pip install --quiet --disable-pip-version-check -c $(VENV)-floors/floors.txt -e '.[parquet,video]' \
+	$(VENV)-floors/bin/python -m pip install --quiet --disable-pip-version-check -c $(VENV)-floors/floors.txt -e '.[gpu,parquet,video]' \
 	    pytest pytest-xdist openai jsonschema playwright
 	sh tools/browser.sh
 	touch $@

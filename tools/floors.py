@@ -27,9 +27,8 @@ def requirements() -> list[Requirement]:
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    needs = [
-        Requirement(text) for text in project["dependencies"] + extras["parquet"] + extras["video"]
-    ]
+    texts = [*project["dependencies"], *extras["gpu"], *extras["parquet"], *extras["video"]]
+    needs = [Requirement(text) for text in texts]
     return [need for need in needs if need.marker is None or need.marker.evaluate()]
 
 

@@ -6,7 +6,7 @@ import contextlib
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -93,13 +93,27 @@ def arguments(kernel: Any, pointers: Mapping[str, Any], call: Call) -> dict[str,
         rest = tuple(name for name in values if name not in names)
         result |= {name: value for name, value in values.items() if name in names}
         if rest:
-            result[group] = _record(group, rest)(*(values[name] for name in rest))
+            chosen = (values[name] for name in rest)
+            if group == "C" and hasattr(kernel, "params"):  # which none has in the interpreter
+                result[group] = _constants(rest, *chosen)
+            else:
+                result[group] = _record(group, rest)(*chosen)
     return result
 
 
 @cache
 def _record(name: str, fields: Sequence[str]) -> Any:
     return namedtuple(name, fields)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _constants(fields: Sequence[str], *values: float | str) -> Any:
+    """Return `C` for the compiler. Each field is a constant by itself: of a tuple of plain numbers
+    Triton before 3.8 makes no constants where they go on to another function.
+    """
+    from mtmd.kernels.gpu.jit import tl  # it is there: a kernel is
+
+    return _record("C", fields)(*map(tl.constexpr, values))
 
 
 def run_call(kernel: Any, call: Call, pointers: Mapping[str, Tensor]) -> None:

@@ -100,6 +100,23 @@ def test_documented_table_is_current(compiled):
     )
 
 
+CONSTANTS = """
+from kernel_table import VISION
+from mtmd.kernels.gpu.launch import arguments
+from triton.language import constexpr
+program = VISION.programs(72)[0]
+given = arguments(program.function, {}, program.call)["C"]
+out = [name for name, value in given._asdict().items() if not isinstance(value, constexpr)]
+"""
+
+
+def test_each_constant_of_a_kernel_is_one_for_the_compiler(compiler):
+    """Triton before 3.8 makes none of a plain number in a tuple, once a function is passed it:
+    attention, products and experts were not compiled at all.
+    """
+    assert compiler(CONSTANTS) == []
+
+
 def test_interpreted_kernel_cannot_be_compiled():
     with pytest.raises(PlacementError, match="TRITON_INTERPRET"):
         resources(VISION, 72, "cuda:90")
