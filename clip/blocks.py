@@ -96,14 +96,15 @@ def gguf_vit(keys: Settings) -> dict[str, object]:
 @dataclass(frozen=True)
 class GgufTower:
     """An encoder as GGUF describes it: clip.projector_type, "" where there is none, and the keys
-    below clip; tensors that are rows of the decoder's table, by the token; tensors that are
-    F32 in every file.
+    below clip; beside its parameters tensors that are rows of the decoder's table, by the token,
+    and others, fp32; parameters that are F32 in every file.
     """
 
     projector: str
     keys: Mapping[str, Any]
     rows: Mapping[str, str] = field(default_factory=dict)
     unrounded: tuple[str, ...] = ()
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 def tower_keys(
@@ -235,23 +236,33 @@ def plain_vit_parameters(
 
 def bucketed_positions(grid: tuple[int, int], positions: int, w: Weights) -> Node:
     """The rows of a tower's table that the patches of a tile take          -> [P, C]"""
-    rows = position_buckets(grid, positions)
+    return table_rows(position_buckets(grid, positions), w)
+
+
+def table_rows(rows: torch.Tensor, w: Weights) -> Node:
+    """Rows of a tower's table, int64 [P]          -> [P, C]"""
     at = graph_input("inp.position_rows", tuple(rows.shape), rows.dtype, lambda _: rows)
     return ops.take_rows(w.tensor("v.position_embd.weight"), at, name="v.position_rows")
 
 
 def position_buckets(grid: tuple[int, int], positions: int) -> torch.Tensor:
     """Return which row of a table, `positions` on a side, each patch of rows x columns takes,
-    int64 [P] (arXiv:2307.06304)
+    int64 [P] (arXiv:2307.06304), as Idefics computes it.
+    """
+    steps = ((torch.arange(side, dtype=torch.float32), 1.0 / torch.tensor(side)) for side in grid)
+    row, column = ((at * step).clamp(max=1.0 - 1e-6) for at, step in steps)
+    return buckets(row, column, positions)
 
-    The reference puts fractions into buckets in fp32; one that falls just below its own bound
-    shares its neighbour's row.
+
+def buckets(rows: torch.Tensor, columns: torch.Tensor, positions: int) -> torch.Tensor:
+    """Return which row of a table, `positions` on a side, patches take whose rows and columns lie
+    at these fractions of a picture, int64 [P].
+
+    The references put fractions into buckets in fp32; one that falls just below its own bound
+    shares its neighbour's row. How each of them rounds the fractions decides which do.
     """
     bounds = torch.arange(1 / positions, 1.0, 1 / positions)
-    steps = ((torch.arange(side, dtype=torch.float32), 1.0 / torch.tensor(side)) for side in grid)
-    row, column = (
-        torch.bucketize((at * step).clamp(max=1.0 - 1e-6), bounds, right=True) for at, step in steps
-    )
+    row, column = (torch.bucketize(at, bounds, right=True) for at in (rows, columns))
     return (row[:, None] * positions + column).flatten()
 
 

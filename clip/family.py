@@ -82,6 +82,7 @@ FAMILIES = (
         ("aya_vision", "cohere2_vision"),
         ties=("aya_vision", "cohere2_vision"),
     ),
+    Entry("mtmd.clip.families.minicpmv", ("minicpmv", "minicpmo"), ("resampler",)),
     Entry("mtmd.clip.families.minicpmv4_6", ("minicpmv4_6",), ("minicpmv4_6",)),
     Entry("mtmd.clip.families.hunyuan_vl", ("hunyuan_vl",), ("hunyuanvl",), ("hunyuan_vl",)),
     Entry("mtmd.clip.families.paddleocr_vl", ("paddleocr_vl",), ("paddleocr",), ("paddleocr_vl",)),
@@ -132,10 +133,10 @@ class VisionFamily(Tower, Protocol):
 
 @runtime_checkable
 class Numbered(Protocol):
-    """A family whose prompt counts a conversation's pictures, and its videos."""
+    """A family whose prompt counts a conversation's pictures, and perhaps its videos."""
 
-    def numbered(self, index: int) -> str:
-        """The text before a picture's own that says which it is, from 0."""
+    def numbered(self, index: int, video: bool) -> str:
+        """The text before a picture's own, or a video's, that says which it is, from 0."""
 
 
 @runtime_checkable
@@ -231,9 +232,9 @@ def ties_tables(model_type: str | None) -> bool:
     return any(model_type in entry.ties for entry in FAMILIES)
 
 
-def gguf_of(family: VisionFamily, where: str) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """Return the keys with which a GGUF describes an encoder, and tensors beside its parameters
-    that are rows of the decoder's table, by the token. Raises ModelError for one that
+def gguf_of(family: VisionFamily, where: str) -> tuple[dict[str, Any], GgufTower]:
+    """Return the keys with which a GGUF describes an encoder, and what has tensors beside its
+    parameters. Raises ModelError for one that
     llama.cpp has no projector for, and for what it would read otherwise: `where` names the
     checkpoint.
     """
@@ -267,7 +268,7 @@ def gguf_of(family: VisionFamily, where: str) -> tuple[dict[str, Any], Mapping[s
                 f"{where}: a GGUF with projector {made.projector} does not say {name} {a!r:.60} "
                 f"(it would be {b!r:.60}); use the model in safetensors"
             )
-    return metadata, made.rows
+    return metadata, made
 
 
 def _alike(a: Any, b: Any) -> bool:

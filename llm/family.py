@@ -12,7 +12,14 @@ from torch import Tensor
 
 from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.canonical import Parameter
-from mtmd.kernels.checkpoint.rotary import Rotary, gguf_rope, gguf_scaling
+from mtmd.kernels.checkpoint.rotary import (
+    DIVISORS,
+    FACTORS,
+    Rotary,
+    gguf_rope,
+    gguf_scaling,
+    with_factors,
+)
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.plan.flash_choice import AttentionForm
@@ -27,7 +34,8 @@ NOT_IN_GGUF = ("turned", "ahead", "delta")
 
 @dataclass(frozen=True)
 class Entry:
-    """A family's file, and the names its models go by: model_type in a config.json,
+    """A family's file, and the names its models go by: model_type in a config.json, followed by a
+    slash and the version where one model_type has decoders of several families;
     general.architecture in a GGUF.
     """
 
@@ -52,12 +60,21 @@ FAMILIES = (
             "llava_next_text",
             "idefics3_text",
             "smolvlm_text",
+            "minicpmv_text/4.0",
         ),
-        ("llama", "mistral3", "granite"),
+        ("llama", "mistral3", "granite", "minicpm"),
     ),
     Entry(
         "mtmd.llm.families.qwen3",
-        ("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_omni_moe_text"),
+        (
+            "qwen3",
+            "qwen3_moe",
+            "qwen3_vl_text",
+            "qwen3_vl_moe_text",
+            "qwen3_omni_moe_text",
+            "minicpmv_text/4.5",
+            "minicpmo_text/4.5",
+        ),
         ("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"),
     ),
     Entry(
@@ -75,6 +92,8 @@ FAMILIES = (
             "llava_onevision_text",
             "paddleocr_vl_text",
             "dots_ocr_text",
+            "minicpmv_text/2.6",
+            "minicpmo_text/2.6",
         ),
         ("qwen2", "qwen2vl", "paddleocr"),
     ),
@@ -116,7 +135,8 @@ def text_family(model_type: str, config: Settings) -> TextFamily:
     """The family of a checkpoint's text part, from config.json or its text_config. Raises
     ModelError for one we do not know, naming those we do.
     """
-    entry = next((e for e in FAMILIES if model_type in e.model_types), None)
+    names = {model_type, f"{model_type}/{config.get('version', None)}"}
+    entry = next((e for e in FAMILIES if names & {*e.model_types}), None)
     if entry is None:
         known = sorted(t for e in FAMILIES for t in e.model_types)
         raise ModelError(
@@ -197,16 +217,17 @@ def gguf_of(text: TextFamily, where: str) -> tuple[str, dict[str, Any], dict[str
             f"{where}: a GGUF of architecture {described.architecture} has no "
             f"{described.refused}; use the model in safetensors"
         )
-    keys, divisors = gguf_rope(described.rotary, text.context, where)
-    added = {} if divisors is None else {"rope_freqs.weight": divisors}
+    keys, added = gguf_rope(described.rotary, text.context, where)
     architecture = described.architecture
     written = {f"{architecture}.{k}": v for k, v in (described.keys | keys).items()}
     if described.pad is not None:
         written["tokenizer.ggml.padding_token_id"] = described.pad
     names = frozenset(text.parameters()) | added.keys()
     metadata = {**written, f"{architecture}.vocab_size": text.vocabulary}
+    factors = {name: tensor for name, tensor in added.items() if name in FACTORS}
+    metadata = with_factors(architecture, metadata, factors)
     read = gguf_text_family(architecture, metadata, names, where, described.projector)
-    if differing := _differing(text, read, divided=divisors is not None):
+    if differing := _differing(text, read, divided=DIVISORS in added):
         raise ModelError(
             f"{where}: a GGUF of architecture {architecture} does not say {differing}; expected "
             "the value that llama.cpp takes; use the model in safetensors"

@@ -18,6 +18,7 @@ from mtmd.clip.blocks import (
     VitParams,
     attend,
     biased_parameters,
+    buckets,
     checkpoint_names,
     gguf_vit,
     read_vit,
@@ -32,12 +33,10 @@ from mtmd.clip.image.pixels import fused, gguf_image, read_normalize
 from mtmd.clip.image.resize import read_resample
 from mtmd.clip.image.tensor_resize import MODES
 from mtmd.clip.resolution.resolution import ImagePlan
-from mtmd.clip.resolution.sizes import Size
-from mtmd.clip.resolution.slices import WHOLE, SlicedTiling, read_sliced_tiling
-from mtmd.clip.token_budget import Budget
+from mtmd.clip.resolution.slices import SlicedTiling, read_sliced_tiling
 from mtmd.clip.video.family import ClipShape
 from mtmd.clip.video.rules import EachSecond, FrameRule
-from mtmd.clip.video.single import SingleFrames
+from mtmd.clip.video.single import SingleFrames, WholeFrame
 from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
@@ -109,7 +108,7 @@ class MiniCpmVision:
             projector, lambda name: checkpoint_names(f"merger.mlp.0.{name}")
         )
 
-    def numbered(self, index: int) -> str:
+    def numbered(self, index: int, video: bool) -> str:  # noqa: ARG002
         """The text before a picture or a video that says which of a conversation's it is."""
         return f"<image_id>{index}</image_id>" if self.numbers else ""
 
@@ -188,40 +187,15 @@ class MiniCpmVision:
         return ops.add(w.linear(x, f"{at}.ds_ffn_down", bias=True), mean, name=f"{at}.ffn_residual")
 
     def _position_rows(self, rows: int, columns: int) -> torch.Tensor:
-        """int64 [1, P]: which row of the tower's table, `positions` on a side, each patch takes.
-
-        The reference puts fractions into buckets in fp32: one that falls just below its own bound
-        shares its neighbour's row.
-        """
-        positions = self.positions
-        bounds = torch.arange(1 / positions, 1.0, 1 / positions)
-        row, column = (
-            torch.bucketize(torch.arange(side) / side, bounds, right=True)
-            for side in (rows, columns)
-        )
-        return (row[:, None] * positions + column).view(1, -1)
+        """int64 [1, P]: which row of the tower's table each patch takes."""
+        down, across = (torch.arange(side) / side for side in (rows, columns))
+        return buckets(down, across, self.positions).view(1, -1)
 
 
 def _windows(patches: int) -> torch.Tensor:
     """int32 [P, 2]: the first and the last of the four patches of each patch's window."""
     first = torch.arange(patches, dtype=torch.int32) // WINDOW**2 * WINDOW**2
     return torch.stack((first, first + WINDOW**2 - 1), 1)
-
-
-@dataclass(frozen=True)
-class WholeFrame:
-    """A frame as a whole picture is shown, without slices."""
-
-    tiling: SlicedTiling
-
-    def fit(self, size: Size, budget: Budget) -> tuple[Size, int]:
-        whole = self.tiling.whole(size)
-        tokens = self.tiling.tokens(size, WHOLE)
-        budget.check_fixed(tokens)
-        return whole, tokens
-
-    def steps(self, size: Size, shape: Size) -> tuple[Size, ...]:  # noqa: ARG002
-        return (shape,)
 
 
 def _read_video(video: Settings, patch: int, merge: int) -> SingleFrames:

@@ -24,8 +24,9 @@ MAX_TOKENS = 1 << 16  # of a tile; published models have 64
 
 @dataclass(frozen=True)
 class SlicedTiling:
-    """A token stands for `factor` x `factor` pixels. The whole picture, and each of up to `slices`
-    slices, has about `side` x `side` pixels; 1 means that nothing is sliced.
+    """The whole picture, and each of up to `slices` slices, has about `side` x `side` pixels, and
+    sides that are multiples of `factor`; 1 means that nothing is sliced. A tile has `each` tokens
+    whatever its size, or, where that is None, one for every `factor` x `factor` pixels.
     """
 
     factor: int
@@ -33,6 +34,7 @@ class SlicedTiling:
     slices: int
     normalize: Normalize
     resample: str
+    each: int | None = None
 
     def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
         size = pixels.shape[1], pixels.shape[0]
@@ -103,7 +105,13 @@ class SlicedTiling:
         return budget.maximum([(count + (count > 1)) * tile for count in (self.slices, 1)])
 
     def max_of_tile(self) -> int:
-        """The most tokens of a tile: narrow ones are rounded up, beyond its pixels."""
+        """The most tokens of a tile."""
+        return self.each or self._max_cells()
+
+    def _max_cells(self) -> int:
+        """The most squares of `factor` pixels of a tile: narrow ones are rounded up, beyond its
+        pixels.
+        """
         side = self.side / self.factor
         long = math.floor(math.sqrt(MAX_RATIO) * side + 0.5)
         # Of a side that rounds to so many rows, the least is half a row less.
@@ -114,12 +122,12 @@ class SlicedTiling:
         return tile_of(*self._scaled(self.side, self.side))
 
     def largest_tile_type(self) -> Type:
-        """The squarest of those with the most tokens."""
-        rows, columns = squarest_grid(self.max_of_tile())
+        """The squarest of the largest ones."""
+        rows, columns = squarest_grid(self._max_cells())
         return tile_of(columns * self.factor, rows * self.factor)
 
     def _count(self, size: Size) -> int:
-        return size[0] * size[1] // self.factor**2
+        return self.each or size[0] * size[1] // self.factor**2
 
     def _scaled(self, width: float, height: float) -> Size:
         """The size of about `side` x `side` pixels in the same shape, in whole tokens."""
@@ -134,9 +142,11 @@ def _nearest(length: float, step: int) -> int:
     return max(round(length / step) * step, step)
 
 
-def read_sliced_tiling(image: Settings, patch: int, merge: int) -> SlicedTiling:
+def read_sliced_tiling(
+    image: Settings, patch: int, merge: int, each: int | None = None
+) -> SlicedTiling:
     """Read it from an image processor's settings; `patch` is config.json's, of which `merge` x
-    `merge` are a token. Raises ModelError where they do not fit together.
+    `merge` are a token, unless a tile has `each`. Raises ModelError where they do not fit together.
     """
     if (value := image.count("patch_size", 14)) != patch:
         raise ModelError(
@@ -156,4 +166,5 @@ def read_sliced_tiling(image: Settings, patch: int, merge: int) -> SlicedTiling:
         slices=slices if image.flag("slice_mode", True) else 1,
         normalize=read_normalize(image),
         resample=read_resample(image, 3),
+        each=each,
     )

@@ -169,6 +169,44 @@ class EachSecond:
 
 
 @dataclass(frozen=True)
+class SecondsOrMiddles:
+    """The first frame of each whole step of frames at a rate; of clips with more than `maximum` of
+    them, those in the middle of as many equal parts of them (the examples of MiniCPM-V 2.6 and 4).
+    """
+
+    fps: float
+    maximum: int
+
+    def __call__(self, clip: VideoFacts, fps: float | None, maximum: int | None) -> Sequence[int]:
+        step = max(round(clip.fps / (self.fps if fps is None else fps)), 1)
+        picked, limit = range(0, clip.frames, step), self.maximum if maximum is None else maximum
+        if len(picked) <= limit:
+            return list(picked)
+        return [picked[i] for i in _middles(len(picked), limit)]
+
+
+@dataclass(frozen=True)
+class SpreadMiddles:
+    """The middles of as many equal parts of a clip as a rate comes to, at most `maximum` (the
+    example of MiniCPM-V 4.5, without frames that are put together).
+    """
+
+    fps: float
+    maximum: int
+
+    def __call__(self, clip: VideoFacts, fps: float | None, maximum: int | None) -> Sequence[int]:
+        rate = min(self.fps if fps is None else fps, round(clip.fps) or 1)
+        limit = self.maximum if maximum is None else maximum
+        return _middles(clip.frames, max(min(round(rate * clip.seconds), limit, clip.frames), 1))
+
+
+def _middles(total: int, count: int) -> list[int]:
+    """Return the middle of each of `count` equal parts."""
+    part = total / count
+    return [int(i * part + part / 2) for i in range(count)]
+
+
+@dataclass(frozen=True)
 class WithoutEnds:
     """Frames at a rate, up to `maximum` frames; of clips that are long for those, without the first
     and the last `skip` seconds (transformers' SmolVLMVideoProcessor).

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ from mtmd.clip.image.pixels import Normalize, Pixels
 from mtmd.clip.image.tensor_resize import resize_tensor
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.resolution.sizes import Size
+from mtmd.clip.resolution.slices import WHOLE, SlicedTiling
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.video.family import ClipShape, Write, tile_of_frames
 from mtmd.clip.video.rules import FrameRule
@@ -46,8 +47,24 @@ class Stretched:
 
 
 @dataclass(frozen=True)
+class WholeFrame:
+    """A frame as a whole picture is shown, without slices."""
+
+    tiling: SlicedTiling
+
+    def fit(self, size: Size, budget: Budget) -> tuple[Size, int]:
+        whole = self.tiling.whole(size)
+        tokens = self.tiling.tokens(size, WHOLE)
+        budget.check_fixed(tokens)
+        return whole, tokens
+
+    def steps(self, size: Size, shape: Size) -> tuple[Size, ...]:  # noqa: ARG002
+        return (shape,)
+
+
+@dataclass(frozen=True)
 class SingleFrames:
-    """A group is a frame."""
+    """A group is a frame. `scaled` resizes it to a width and a height as the reference does."""
 
     how: Fit
     normalize: Normalize
@@ -56,6 +73,7 @@ class SingleFrames:
     markers: tuple[str, ...]
     token: str
     write: Write
+    scaled: Callable[[Pixels, int, int, str], Pixels] = field(default=resize_tensor, kw_only=True)
 
     def shape(
         self, width: int, height: int, frames: int, budget: Budget = DEFAULT_BUDGET
@@ -73,7 +91,7 @@ class SingleFrames:
 
     def scale(self, frame: Pixels, shape: ClipShape) -> Pixels:
         for width, height in self.how.steps((frame.shape[1], frame.shape[0]), shape.size):
-            frame = resize_tensor(frame, width, height, self.resample)
+            frame = self.scaled(frame, width, height, self.resample)
         return frame
 
     def group(self, frames: Sequence[Pixels], shape: ClipShape) -> ImagePlan:

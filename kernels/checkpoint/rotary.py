@@ -25,6 +25,11 @@ YARN_KEYS = {  # of rope_parameters, and GGUF's below rope.scaling.
     "beta_slow": "yarn_beta_slow",
     "mscale_all_dim": "yarn_log_multiplier",
 }
+# Tensors of a GGUF with LongRoPE's factors, and what stands for them among the keys here
+FACTORS = {
+    f"rope_factors_{length}.weight": f"rope.scaling.{length}_factor" for length in ("short", "long")
+}
+DIVISORS = "rope_freqs.weight"  # a tensor by whose numbers a GGUF divides frequencies
 OLD_TYPES = {"mrope": "default", "su": "longrope", "xdrope": "dynamic"}
 
 
@@ -82,12 +87,13 @@ def rope_settings(c: Settings) -> Settings:
 
 
 def gguf_scaling(keys: Settings) -> dict[str, Any] | None:
-    """Return what a GGUF's keys `rope.scaling.*` say, as `rope_scaling` of a config.json says it;
-    None for no scaling. Raises ModelError for longrope, whose factors are tensors.
+    """Return what a GGUF's keys `rope.scaling.*`, LongRoPE's factors among them (`FACTORS`), say,
+    as `rope_scaling` of a config.json says it; None for no scaling.
 
     The rules are llama.cpp's (llama-model.cpp, load_hparams): a factor without a type is linear,
-    `rope.scale_linear` is the factor's old name, 0 is no factor, and `attn_factor` multiplies
-    whatever the type. `yarn_ext_factor` and `yarn_attn_factor` are read for Grok alone.
+    `rope.scale_linear` is the factor's old name, 0 is no factor, `attn_factor` multiplies whatever
+    the type, and longrope without factors is no scaling. `yarn_ext_factor` and `yarn_attn_factor`
+    are read for Grok alone.
     """
     name = (
         "rope.scale_linear"
@@ -96,12 +102,17 @@ def gguf_scaling(keys: Settings) -> dict[str, Any] | None:
     )
     factor = keys.number(name) if keys.get(name, 0) else 1.0
     kind = keys.choice("rope.scaling.type", ("none", "linear", "yarn", "longrope"), "linear")
-    if kind == "longrope":
-        raise ModelError(
-            f"{keys.where}: rope.scaling.type is longrope, which is read from checkpoint folders "
-            "only; use the model in safetensors"
-        )
     scaling: dict[str, Any] = {"rope_type": "default"}
+    if kind == "longrope" and keys.get("rope.scaling.long_factor", None) is not None:
+        scaling = {
+            "rope_type": "longrope",
+            "short_factor": keys.get("rope.scaling.short_factor", None),
+            "long_factor": keys.get("rope.scaling.long_factor", None),
+            "original_max_position_embeddings": keys.get(
+                "rope.scaling.original_context_length", None
+            ),
+            "attention_factor": 1.0,
+        }
     if kind == "linear" and factor != 1:
         scaling = {"rope_type": "linear", "factor": factor}
     if keys.get("rope.scaling.alpha", 0):
@@ -121,10 +132,18 @@ def gguf_scaling(keys: Settings) -> dict[str, Any] | None:
     return None if scaling == {"rope_type": "default"} else scaling
 
 
-def gguf_rope(made: Rotary, context: int, where: str) -> tuple[dict[str, Any], Tensor | None]:
-    """Return the keys with which a GGUF says the same, and the numbers by which its tensor
-    rope_freqs.weight divides the frequencies, fp32, None for none. Raises ModelError for what it
-    cannot say.
+def with_factors(
+    architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Return a GGUF's metadata with LongRoPE's factors, which are `tensors` there, under keys."""
+    factors = {FACTORS[name]: tensor.tolist() for name, tensor in tensors.items()}
+    return {**metadata, **{f"{architecture}.{key}": value for key, value in factors.items()}}
+
+
+def gguf_rope(made: Rotary, context: int, where: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the keys and the tensors, fp32, with which a GGUF says the same: rope_freqs.weight,
+    the numbers by which frequencies are divided, or LongRoPE's factors. Raises ModelError for what
+    it cannot say.
     """
     p, axes = Settings(made.settings, where), made.axes
     kind, base = p.values["rope_type"], p.number("rope_theta")
@@ -135,7 +154,7 @@ def gguf_rope(made: Rotary, context: int, where: str) -> tuple[dict[str, Any], T
     if kind in ("llama3", "proportional"):
         plain = _inverse(base, 2 * len(made.frequencies))
         turned = torch.tensor(made.frequencies)
-        return keys, torch.where(turned == 0, 1e30, plain / turned)
+        return keys, {DIVISORS: torch.where(turned == 0, 1e30, plain / turned)}
     if kind in ("linear", "yarn"):
         old = p.number("original_max_position_embeddings", context)
         keys["rope.scaling.type"] = kind
@@ -153,11 +172,15 @@ def gguf_rope(made: Rotary, context: int, where: str) -> tuple[dict[str, Any], T
             "rope.scaling.original_context_length": context,
         }
     if kind == "longrope":
-        raise ModelError(
-            f"{where}: rope_type is longrope, which is not written to GGUF; expected another; "
-            "convert the model with llama.cpp"
-        )
-    return keys, None
+        keys |= {
+            "rope.scaling.type": kind,
+            "rope.scaling.original_context_length": made.short_context,
+            "rope.scaling.attn_factor": made.scale,
+        }
+        count = len(made.frequencies)
+        factors = (p.numbers(name, count, ()) for name in ("short_factor", "long_factor"))
+        return keys, dict(zip(FACTORS, map(torch.tensor, factors), strict=True))
+    return keys, {}
 
 
 def read_rotary(parameters: Settings, dims: int, base: float, context: int) -> Rotary:

@@ -47,6 +47,7 @@ PREFIXES = (
     "model.text_model.",
     "model.",
     "language_model.",
+    "llm.model.",
 )
 # What transformers takes for keys that a config.json leaves out, by model_type.
 LLAMA: dict[str, Any] = {
@@ -67,8 +68,14 @@ MINISTRAL = MISTRAL | {
     "eps": 1e-5,
     "window": None,
 }
-DEFAULTS = {"llama": LLAMA, "mistral": MISTRAL, "ministral3": MINISTRAL, "granite": LLAMA}
-WINDOWED, BIASED = ("mistral", "ministral3"), ("llama", "granite")
+DEFAULTS = {
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "ministral3": MINISTRAL,
+    "granite": LLAMA,
+    "minicpmv": LLAMA,
+}
+WINDOWED, BIASED = ("mistral", "ministral3"), ("llama", "granite", "minicpmv")
 UNSCALED = ("llava_next",)  # models whose reference leaves `logits_scaling` out
 GGUF_KINDS = {
     "embedding_scale": "granite",
@@ -239,7 +246,7 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
         "llama_4_scaling_beta": keys.get("attention.temperature_scale", None),
         "embedding_multiplier": keys.get("embedding_scale", None),
         "residual_multiplier": keys.get("residual_scale", None),
-        "attention_multiplier": keys.get("attention.scale", None),
+        "attention_multiplier": keys.get("attention.scale", None) or head**-0.5,
         "logits_scaling": keys.get("logit_scale", None),
         "model_type": next(
             (kind for key, kind in GGUF_KINDS.items() if keys.get(key, None) is not None), "llama"

@@ -42,7 +42,13 @@ from mtmd.llm.parameters import (
 from mtmd.llm.state import KV
 
 KINDS = ("full_attention", "sliding_attention")
-PREFIXES = ("model.", "model.language_model.", "language_model.model.", "thinker.model.")
+PREFIXES = (
+    "model.",
+    "model.language_model.",
+    "language_model.model.",
+    "thinker.model.",
+    "llm.model.",
+)
 # What transformers takes for keys that a config.json leaves out, alone and with pictures.
 PLAIN: dict[str, Any] = {
     "vocabulary": 151936,
@@ -97,6 +103,8 @@ PADDLE: dict[str, Any] = {
 KNOWN = {
     "qwen2": PLAIN,
     "dots_ocr": PLAIN,
+    "minicpmv": PLAIN,
+    "minicpmo": PLAIN,
     "qwen2_5_omni_text": OMNI,
     "paddleocr_vl_text": PADDLE,
     "paddleocr_vl": PADDLE,

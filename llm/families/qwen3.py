@@ -42,7 +42,13 @@ from mtmd.llm.parameters import (
 )
 from mtmd.llm.state import KV
 
-PREFIXES = ("model.language_model.", "model.", "language_model.model.", "thinker.model.")
+PREFIXES = (
+    "model.language_model.",
+    "model.",
+    "language_model.model.",
+    "thinker.model.",
+    "llm.model.",
+)
 # What transformers takes for keys that a config.json leaves out, by model_type.
 DENSE = {
     "hidden_size": 4096,
@@ -75,6 +81,8 @@ PICTURES = {
 }
 DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": DENSE,
+    "minicpmv": DENSE,
+    "minicpmo": DENSE,
     "qwen3_moe": SPARSE,
     "qwen3_vl_text": DENSE | PICTURES,
     "qwen3_vl_moe_text": SPARSE

@@ -21,7 +21,7 @@ from mtmd.llm.sampling.options import NOTHING_RECOMMENDED, ModelSampling
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 FILES, RANDOM = "files", "random weights"
-AUDIO_NAMES = re.compile(r"(model\.)?(audio_tower|embed_audio)\.|(a|mm\.a)\.")
+AUDIO_NAMES = re.compile(r"(model\.)?(audio_tower|embed_audio)\.|(a|mm\.a|apm)\.")
 
 
 @dataclass(frozen=True)

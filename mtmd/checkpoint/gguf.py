@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from torch import Tensor
+
 from mtmd.base.errors import ModelError
 from mtmd.chat_template.built_in_templates import built_in_file, fitting, how_to_give_one
 from mtmd.chat_template.template import ChatTemplate
@@ -28,6 +30,7 @@ from mtmd.clip.audio_family import AudioFamily, gguf_audio_family
 from mtmd.clip.family import VisionFamily, gguf_vision_family
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile
+from mtmd.kernels.checkpoint.rotary import FACTORS, with_factors
 from mtmd.kernels.graph import Shape
 from mtmd.llm.family import gguf_text_family
 from mtmd.llm.tokenizer.gguf_tokenizer import TEMPLATE
@@ -35,8 +38,9 @@ from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 PROJECTOR = "clip"  # general.architecture of projector files
 PICTURES = "v."  # how tensors of an image encoder begin
-TOWER = (PICTURES, "mm.", "a.")  # and of projectors, and of what hears
+TOWER = (PICTURES, "mm.", "a.", "resampler.")  # and of projectors, and of what hears
 AUDIO = ("a.", "mm.a.")  # those of audio encoders
+FACTORS_MAX = 4096
 UNREAD = (r"a\..*", r"mm\.a\..*")  # where the family of these is not read
 
 
@@ -73,16 +77,17 @@ def open_gguf(
         tower = _open_projector(projector, written)
     elif own is not None:
         tower = _Tower(own, where, written)
+    factors = {name: _factors(file, name, where) for name in FACTORS if name in file.names()}
     text = gguf_text_family(
         architecture,
-        file.metadata,
+        with_factors(architecture, file.metadata, factors),
         frozenset(file.names()) - towers,
         where,
         tower.kind if tower else None,
         tower.stacked if tower else 0,
     )
     text_weights = CanonicalWeights(file, text.parameters(), where)
-    check_no_extra(file, {*text_weights.sources, *towers}, text.unused, where)
+    check_no_extra(file, {*text_weights.sources, *towers, *factors}, text.unused, where)
     vision, vision_weights = (tower.vision, tower.weights) if tower else (None, None)
     audio, audio_weights = (tower.audio, tower.audio_weights) if tower else (None, None)
     notes = (*notes, *(tower.notes if tower else ()))
@@ -154,6 +159,17 @@ def _alongside(path: Path, architecture: str) -> tuple[Path | None, str]:
         "fetch the mmproj-*.gguf of the same model into its folder, or give it with mmproj= "
         "(--mmproj)",
     )
+
+
+def _factors(file: GgufFile | View, name: str, where: str) -> Tensor:
+    """Return LongRoPE's factors. Raises ModelError for more than any head has pairs."""
+    shape, _ = file.meta(name)
+    if len(shape) != 1 or shape[0] > FACTORS_MAX:
+        raise ModelError(
+            f"{where}: {name} has shape {list(shape)}, expected a factor for each pair of a head, "
+            f"at most {FACTORS_MAX}"
+        )
+    return file.read(name).float()
 
 
 class _Tower:

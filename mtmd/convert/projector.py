@@ -58,8 +58,9 @@ def converted_projector(
         parameters: dict[str, Parameter] = {}
         unrounded: tuple[str, ...] = ()
         if vision is not None:
-            described, rows = gguf_of(vision, where)
-            added = {name: _row(checkpoint, token) for name, token in rows.items()}
+            described, tower = gguf_of(vision, where)
+            added = {name: _row(checkpoint, token) for name, token in tower.rows.items()}
+            added |= tower.tensors
             parameters |= vision.parameters()
         if audio is not None:
             keys, unrounded = audio_gguf_of(audio, where, alone=vision is None)

@@ -380,19 +380,19 @@ class Bridge:
         audio = () if self.audio_encoder is None else (self.audio_encoder.family.token,)
         return (*image, *video, *audio)
 
-    def number(self, index: int) -> str:
+    def number(self, index: int, video: bool = False) -> str:
         """The text before a picture's own, or a video's, that says which of them it is, from 0;
         "" for families that do not count them.
         """
         family = self.encoder.family if self.encoder else None
-        return family.numbered(index) if isinstance(family, Numbered) else ""
+        return family.numbered(index, video) if isinstance(family, Numbered) else ""
 
     def _texts(self, shown: Sequence[Shown]) -> Iterator[str]:
         """The texts that stand for pictures, videos and audio, in order."""
         pictures, videos = count(), count()
         for one in shown:
             if isinstance(one, PreparedVideo):
-                yield self.number(next(videos)) + one.text
+                yield self.number(next(videos), video=True) + one.text
             elif isinstance(one, Prepared):
                 yield self.number(next(pictures)) + self.encoder_of(one).family.prompt(one.plan)
             else:

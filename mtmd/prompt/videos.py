@@ -264,7 +264,7 @@ class _Own:
         """Tokens of the text before and between frames."""
         video = Video((), tuple(indices), part.times(indices), facts)
         text = self._family.prompt(video, shape).replace(self._family.token, "")
-        return len(self._bridge.tokenizer.encode(self._bridge.number(0) + text))
+        return len(self._bridge.tokenizer.encode(self._bridge.number(0, video=True) + text))
 
     def _smaller(self, facts: VideoFacts, part: Part, indices: Sequence[int], room: int) -> Budget:
         """Return the shape of frames which are smaller, if need be, before they are fewer."""

@@ -31,6 +31,7 @@ MODULES = (
     "deepseek_ocr",
     "got_ocr2",
     "dots_ocr",
+    "minicpmv",
     "minicpmv4_6",
     "paddleocr_vl",
     "hunyuan_vl",

@@ -63,8 +63,8 @@ def test_defaults_are_those_of_transformers() -> None:
 def test_pictures_are_counted() -> None:
     family = read()
     assert isinstance(family, Numbered)
-    assert family.numbered(2) == "<image_id>2</image_id>"
-    assert read({"use_image_id": False}).numbered(2) == ""
+    assert family.numbered(2, video=True) == "<image_id>2</image_id>"
+    assert read({"use_image_id": False}).numbered(2, video=False) == ""
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

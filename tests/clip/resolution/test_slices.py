@@ -125,3 +125,16 @@ def test_settings_that_cannot_be_followed(case: str) -> None:
     values, reported = WRONG[case]
     with pytest.raises(ModelError, match=f"^preprocessor_config.json: {reported}"):
         read_sliced_tiling(Settings(values, "preprocessor_config.json"), 14, 4)
+
+
+def test_tiles_of_a_number_of_tokens() -> None:
+    """They are as large as those of a token for each square, and have as many tokens each."""
+    image = Settings({}, "preprocessor_config.json")
+    squares, queries = (read_sliced_tiling(image, 14, 1, each) for each in (None, 64))
+    for size in ((448, 448), (1300, 900), (33, 91)):
+        grid, _ = queries.choose(size)
+        assert grid == squares.choose(size)[0]
+        assert queries.whole(size) == squares.whole(size)
+        tiles = 1 if grid == WHOLE else 1 + grid[0] * grid[1]
+        assert queries.tokens(size, grid) == 64 * tiles <= queries.max_tokens() == 640
+    assert queries.largest_tile_type() == squares.largest_tile_type()

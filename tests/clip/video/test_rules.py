@@ -23,6 +23,8 @@ from mtmd.clip.video.rules import (
     FirstToLast,
     FrameRule,
     Middles,
+    SecondsOrMiddles,
+    SpreadMiddles,
     WholeGroups,
     WithoutEnds,
 )
@@ -96,6 +98,21 @@ def each_second(video: VideoFacts, fps: float, maximum: int) -> Chosen:  # noqa:
     return requested(processor, video, max_num_frames=maximum)
 
 
+def seconds_or_middles(video: VideoFacts, fps: float, maximum: int) -> Chosen:
+    """As the example of MiniCPM-V 2.6 has it, which takes one frame a second."""
+    every = list(range(0, video.frames, max(round(video.fps / fps), 1)))
+    gap = max(len(every) / maximum, 1)
+    return [every[int(i * gap + gap / 2)] for i in range(min(maximum, len(every)))]
+
+
+def spread_middles(video: VideoFacts, fps: float, maximum: int) -> Chosen:
+    """As the example of MiniCPM-V 4.5 has it."""
+    count = min(round(min(fps, round(video.fps)) * video.seconds), maximum, video.frames)
+    if count == 0:
+        return None
+    return [int(i * (video.frames / count) + video.frames / count / 2) for i in range(count)]
+
+
 def by_length(video: VideoFacts, fps: float, maximum: int) -> Chosen:  # noqa: ARG001
     result = requested(reference("glm46v", "Glm46VVideoProcessor"), video)
     return result and list(dict.fromkeys(result))
@@ -110,6 +127,12 @@ WAYS: dict[str, tuple[Callable[..., Chosen], Callable[[int], Any], tuple[str, ..
     "middles": (middles, Middles, ()),
     "middles, at a rate": (middles_at_a_rate, lambda _: Middles(8), ("fps",)),
     "beginnings": (beginnings, Beginnings, ()),
+    "seconds or middles": (
+        seconds_or_middles,
+        lambda _: SecondsOrMiddles(1.0, 64),
+        ("fps", "max_frames"),
+    ),
+    "spread middles": (spread_middles, lambda _: SpreadMiddles(3.0, 180), ("fps", "max_frames")),
     "each second": (each_second, lambda _: EachSecond(128), ("max_frames",)),
 }
 

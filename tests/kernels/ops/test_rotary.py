@@ -185,6 +185,24 @@ GGUF: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
         {"rope.scaling.attn_factor": 1.5},
         {"rope_type": "default", "multiplier": 1.5},
     ),
+    "longrope without factors": ({"rope.scaling.type": "longrope"}, None),
+    "longrope": (
+        {
+            "rope.scaling.type": "longrope",
+            "rope.scaling.short_factor": [1.0, 1.5],
+            "rope.scaling.long_factor": [2.0, 3.0],
+            "rope.scaling.original_context_length": 4096,
+            "rope.scaling.attn_factor": 1.25,
+        },
+        {
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.5],
+            "long_factor": [2.0, 3.0],
+            "original_max_position_embeddings": 4096,
+            "attention_factor": 1.0,
+            "multiplier": 1.25,
+        },
+    ),
 }
 
 
@@ -207,7 +225,6 @@ def test_a_factor_of_cosines_and_sines_multiplies_what_yarn_makes() -> None:
 @pytest.mark.parametrize(
     "keys, result",
     [
-        ({"rope.scaling.type": "longrope"}, "longrope, which is read from checkpoint folders only"),
         ({"rope.scaling.type": "dynamic"}, "rope.scaling.type is 'dynamic', expected one of"),
         ({"rope.scaling.factor": -1.0}, "rope.scaling.factor is -1.0, expected a number above 0"),
     ],
