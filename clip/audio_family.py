@@ -20,21 +20,24 @@ from mtmd.kernels.graph import Shape
 @dataclass(frozen=True)
 class Entry:
     """A family's file, and the names its models go by: model_type in a config.json;
-    clip.audio.projector_type, or clip.projector_type, in a GGUF. `alone`: a GGUF with an image
-    encoder as well, of the same name, is of a family that is not read.
+    clip.audio.projector_type, or clip.projector_type, in a GGUF.
     """
 
     module: str
     model_types: tuple[str, ...]
     gguf: tuple[str, ...] = ()
-    alone: bool = False
 
 
 FAMILIES = (
     Entry("mtmd.clip.families.gemma4.audio", ("gemma4",), ("gemma4a",)),
     Entry("mtmd.clip.families.gemma4.unified_audio", ("gemma4_unified",), ("gemma4ua",)),
+    Entry("mtmd.clip.families.qwen2_5_omni_audio", ("qwen2_5_omni_thinker",), ("qwen2.5o",)),
     Entry("mtmd.clip.families.qwen2_audio", ("qwen2_audio",), ("qwen2a",)),
-    Entry("mtmd.clip.families.qwen3_asr", ("qwen3_asr",), ("qwen3a",), alone=True),
+    Entry(
+        "mtmd.clip.families.qwen3_asr",
+        ("qwen3_asr", "qwen3_asr_thinker", "qwen3_forced_aligner", "qwen3_omni_moe_thinker"),
+        ("qwen3a",),
+    ),
     Entry("mtmd.clip.families.voxtral", ("voxtral",), ("voxtral",)),
 )
 
@@ -73,17 +76,22 @@ def audio_family(model_type: str, config: Settings, features: Settings) -> Audio
 
 
 def gguf_audio_family(
-    projector: str, metadata: Mapping[str, Any], shapes: Mapping[str, Shape], where: str
+    projector: str,
+    metadata: Mapping[str, Any],
+    shapes: Mapping[str, Shape],
+    where: str,
+    template: str = "",
 ) -> AudioFamily | None:
-    """The family of a GGUF projector file (mmproj) that says it has an audio encoder; None where
-    that is of no family that is read.
+    """The family of a GGUF projector file (mmproj) that says it has an audio encoder, and the chat
+    template of its decoder; None where that is of no family that is read.
     """
     entry = next((e for e in FAMILIES if projector in e.gguf), None)
-    if entry is None or (entry.alone and metadata.get("clip.has_vision_encoder")):
+    if entry is None:
         return None
     module = import_module(entry.module)
     keys = Settings(
-        {k.removeprefix("clip."): metadata[k] for k in metadata if k.startswith("clip.")},
+        {k.removeprefix("clip."): metadata[k] for k in metadata if k.startswith("clip.")}
+        | {"chat_template": template},
         f"{where}: clip",
     )
     config, features = module.from_gguf(keys, shapes)

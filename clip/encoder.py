@@ -494,3 +494,9 @@ class AudioEncoder(TowerEncoder):
     family: AudioFamily
     name = "audio encoder"
     noun = "audio"
+
+    def widened(self, rows: Tensor, width: int) -> Tensor:
+        """Rows [T, D] as the decoder reads those of pictures, [T, width]: layers that get image
+        features of their own get nothing of audio.
+        """
+        return torch.nn.functional.pad(rows, (0, width - rows.shape[1]))

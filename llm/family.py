@@ -74,6 +74,7 @@ FAMILIES = (
             "qwen3_omni_moe_text",
             "minicpmv_text/4.5",
             "minicpmo_text/4.5",
+            "qwen3_asr_text",
         ),
         ("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"),
     ),

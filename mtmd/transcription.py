@@ -57,7 +57,8 @@ class TranscriptionRequest:
             text = instructions.transcribe_in.format(language=name)
         else:
             text = instructions.transcribe
-        context = f"Context: {self.hint}" if self.hint.strip() else ""
+        hint = "" if instructions.hint_is_system else self.hint
+        context = f"Context: {hint}" if hint.strip() else ""
         return "\n\n".join(part for part in (text, context) if part)
 
     def begun(self, instructions: Instructions) -> str:
@@ -138,7 +139,8 @@ class AudioPiece:
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"continue_final_message": True} if len(self.messages) > 1 else {}
+        begins = self.messages[-1]["role"] == "assistant"
+        return {"continue_final_message": True} if begins else {}
 
     def segment(self, text: str, receipt: Receipt) -> Segment:
         """Return what was written down of it."""
@@ -153,10 +155,13 @@ def audio_pieces(
     """Audio in pieces, each with the question about it. Raises OptionError."""
     prompt, begun = request.prompt(instructions), request.begun(instructions)
     rate, made, heading = audio.rate, [], "" if begun else instructions.heading
+    system: list[Message] = []
+    if instructions.hint_is_system and request.hint.strip():
+        system = [{"role": "system", "content": request.hint}]
     for start, stop in pieces(audio.samples, rate, instructions.seconds):
         part = {"type": "audio", "audio": GivenSamples(audio.samples[start:stop], rate)}
         content = [part, *([{"type": "text", "text": prompt}] if prompt else [])]
-        messages: list[Message] = [{"role": "user", "content": content}]
+        messages: list[Message] = [*system, {"role": "user", "content": content}]
         if begun:
             messages.append({"role": "assistant", "content": begun})
         made.append(AudioPiece(start / rate, stop / rate, messages, heading))

@@ -422,7 +422,7 @@ def test_the_environment_is_read_in_one_place():
 
 
 # Built-in chat templates, and layouts of files, are known by the names of those who use them.
-NAMED = ("built_in_templates.py", "ollama_layout.py")
+NAMED = ("built_in_templates.py", "ollama_layout.py", "vocabulary_files.py")
 SHARED = [p for p in FILES if "families" not in p.parts and p.name not in NAMED]
 
 

@@ -19,6 +19,8 @@ class Instructions:
         heading: what stands between what a model says of the audio first, such as its language, and
             the text; empty for one that says the text alone.
         begun: what the answer begins with where a language is named, the heading with it.
+        hint_is_system: words that may occur are the system message, and nothing else is said of
+            them; otherwise they are a part of the prompt.
     """
 
     transcribe: str
@@ -28,3 +30,13 @@ class Instructions:
     rate: int = 16_000
     heading: str = ""
     begun: str = ""
+    hint_is_system: bool = False
+
+
+# In the words of Qwen2.5-Omni's and Qwen3-Omni's authors.
+OMNI = Instructions(
+    transcribe="Transcribe the audio into text.",
+    transcribe_in="Transcribe the {language} audio into text.",
+    translate="Listen to the provided audio and produce a translation in {language} text.",
+    seconds=30.0,
+)

@@ -147,6 +147,60 @@ class MelWindows:
         return self.tile_type()
 
 
+@dataclass(frozen=True)
+class MelChunks:
+    """Chunks of `frames` mel frames, an even number, each of which is encoded by itself and gives a
+    token for every four frames; the last is as long as what is left. Of more than `longest` frames
+    the rest is left out, and a note says so.
+
+    A tile is fp32 [1, frames, bins].
+    """
+
+    mel: Mel
+    frames: int
+    longest: int
+
+    normalize = Normalize((0.0,), (1.0,), 1.0)
+    shortest = 3  # frames, of a token
+
+    def prepare(self, samples: NDArray[Any], budget: Budget = DEFAULT_BUDGET) -> ImagePlan:  # noqa: ARG002
+        return self.windows(samples)
+
+    def windows(self, samples: Samples) -> ImagePlan:
+        most = self.longest * self.mel.hop
+        count = self._count(len(samples))
+        # behind the last frame there is silence, as far as it looks
+        padded = np.zeros(min(count * self.mel.hop + self.mel.window, most), np.float32)
+        padded[: len(samples)] = samples[: len(padded)]
+        spectrum = self.mel(padded)[:count]
+        tiles = [spectrum[at : at + self.frames] for at in range(0, count, self.frames)]
+        notes: tuple[str, ...] = ()
+        if len(samples) > most:
+            seconds = most / self.mel.rate
+            notes = (f"only the first {seconds:.0f} s are heard, the most this model takes",)
+        tiles = [tile for tile in tiles if len(tile) >= self.shortest]  # shorter ones have no token
+        sizes = tuple((self.mel.bins, len(tile)) for tile in tiles)
+        tokens = self.token_count(len(samples))
+        return ImagePlan(tuple(tile[None] for tile in tiles), sizes, tokens, notes=notes)
+
+    def token_count(self, samples: int) -> int:
+        """Return how many tokens so many samples take."""
+        return -(-self._count(samples) // 2) // 2
+
+    def _count(self, samples: int) -> int:
+        return max(min(-(-samples // self.mel.hop), self.longest), self.shortest)
+
+    def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:  # noqa: ARG002
+        """Return the tokens of a chunk."""
+        return self.frames // 4
+
+    def tile_type(self) -> Type:
+        return Type.contiguous((1, self.frames, self.mel.bins), torch.float32)
+
+    def largest_tile_type(self) -> Type:
+        return self.tile_type()
+
+
 def read_mel(features: Settings, bins: int) -> Mel:
     """Read it from a feature extractor's settings, which have to fit the encoder's `bins`. Raises
     ModelError.

@@ -25,7 +25,8 @@ TOKENS = -(-SECOND // STRIDE)  # of a second
 class MelSeconds:
     """Windows of `frames` mel frames, whole seconds, each of which gives a token for every eight
     frames that have begun. The last second is filled up with zeros as far as its tokens look.
-    Audio of less than `shortest` samples is filled up with silence.
+    Audio of less than `shortest` samples is filled up with silence. With `bare`, less than a second
+    in all is not filled up.
 
     A tile is fp32 [1, frames, bins].
     """
@@ -33,6 +34,7 @@ class MelSeconds:
     mel: Mel
     frames: int
     shortest: int
+    bare: bool = False
 
     normalize = Normalize((0.0,), (1.0,), 1.0)
 
@@ -40,12 +42,14 @@ class MelSeconds:
         return self.windows(samples)
 
     def windows(self, samples: Samples) -> ImagePlan:
-        if (missing := max(self.shortest, self.mel.window) - len(samples)) > 0:
+        if (missing := self._least - len(samples)) > 0:
             samples = np.pad(samples, (0, missing))
         spectrum = self.mel(samples)
         seconds, rest = divmod(len(spectrum), SECOND)
         last = -(-rest // STRIDE) * STRIDE
         end = seconds * SECOND + min(last, SECOND)
+        if self.bare and not seconds:
+            end = rest
         padded = np.pad(spectrum, ((0, end - len(spectrum)), (0, 0)))
         tiles = [padded[at : at + self.frames] for at in range(0, end, self.frames)]
         return ImagePlan(
@@ -56,7 +60,12 @@ class MelSeconds:
 
     def token_count(self, samples: int) -> int:
         """Return how many tokens so many samples take."""
-        return self._tokens(max(samples, self.shortest, self.mel.window) // self.mel.hop)
+        return self._tokens(max(samples, self._least) // self.mel.hop)
+
+    @property
+    def _least(self) -> int:
+        """Return the fewest samples: a spectrum reflects half a window of them at both ends."""
+        return max(self.shortest, self.mel.window // 2 + 1)
 
     @staticmethod
     def _tokens(frames: int) -> int:

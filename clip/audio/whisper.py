@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import ACTIVATIONS, VitParams, vit_block
 from mtmd.kernels import ops
@@ -28,6 +30,7 @@ NAMES = {
     "ln1": "self_attn_layer_norm",
     "ln2": "final_layer_norm",
 }
+SLOWEST = 10_000.0  # of a table of sinusoids
 Source = Callable[[str], tuple[str, ...]]
 
 
@@ -98,12 +101,14 @@ class WhisperTower:
             result[f"a.post_ln.{kind}"] = Parameter((width,), source(f"layer_norm.{kind}"))
         return result
 
-    def graph(self, tiles: Node, w: Weights, attention: AttentionForm) -> Node:
+    def graph(self, tiles: Node, w: Weights, attention: AttentionForm, every: bool = False) -> Node:
         """tiles [B, 1, F, M] -> [B, T, C] before the last norm, T = F / 2 rounded down: the last
-        frame of a window that is cut is seen by the first convolution alone
+        frame of a window that is cut is seen by the first convolution alone. With `every` frame
+        rounded up, and beyond the last there is nothing
         """
         batch, _, frames, bins = tiles.shape
         x = ops.reshape(tiles, shape=(batch, frames, bins), name="a.mel")
+        odd = every and frames % 2
         for number in (1, 2):
             at = f"a.conv1d.{number}"
             x = ops.conv2d(
@@ -112,11 +117,12 @@ class WhisperTower:
                 w.tensor(f"{at}.bias"),
                 grid=(1, frames),
                 stride=(1, number),
-                padding=(0, 0, 1, 2 - number),  # the second needs none behind an even number
+                # the second needs none behind an even number
+                padding=(0, 0, 1, 1 if odd else 2 - number),
                 name=at,
             )
             x = ops.gelu(x, approximate="none", name=f"{at}.gelu")
-        count = frames // 2
+        count = frames // 2 + odd
         table = w.tensor("a.position_embd.weight")
         if count < self.positions:
             table = ops.rows(table, start=0, stop=count, name="a.position_embd.rows")
@@ -126,6 +132,38 @@ class WhisperTower:
                 x, layer, self.vit, w, attention=attention, blocks="a.blk", key_bias=False
             )
         return x
+
+
+def sinusoids(positions: int, width: int) -> torch.Tensor:
+    """[positions, width], sines before cosines"""
+    steps = torch.arange(width // 2, dtype=torch.float32) / (width // 2 - 1)
+    turns = torch.arange(positions, dtype=torch.float32)[:, None] * SLOWEST**-steps
+    return torch.cat((turns.sin(), turns.cos()), dim=1)
+
+
+def sinusoid_table(positions: int, width: int, other: tuple[str, ...]) -> Parameter:
+    """The parameter of a table that no checkpoint but GGUF has: it is made, in the place of
+    another tensor, [width], of these names.
+    """
+    return Parameter((positions, width), other, (width,), lambda _: sinusoids(positions, width))
+
+
+def mean_of_pairs(x: Node) -> Node:
+    """The mean of each two neighbours; an odd one at the end is left out
+
+    [B, T, C] -> [B, T / 2, C]
+    """
+    batch, count, width = x.shape
+    pairs = count // 2
+    x = ops.reshape(x, shape=(batch, count * width), name="a.pool.flat")
+    x = ops.columns(x, start=0, stop=2 * pairs * width, name="a.pool.pairs")
+    x = ops.scale(x, factor=0.5, name="a.pool.half")
+    x = ops.reshape(x, shape=(batch, pairs, 2 * width), name="a.pool.alongside")
+    first, second = (
+        ops.columns(x, start=start, stop=start + width, name=f"a.pool.{start}")
+        for start in (0, width)
+    )
+    return ops.add(first, second, name="a.pool")
 
 
 def tower_keys(tower: WhisperTower, text_width: int) -> dict[str, object]:

@@ -40,7 +40,12 @@ from mtmd.kernels.plan.flash_choice import AttentionForm
 
 EPS = 1e-6  # of every norm; the settings do not say
 OMNI = "qwen2_5_omni_thinker"
-OTHER_PARTS = r"(thinker\.)?audio_tower\..*", r"talker\..*", r"token2wav\..*"
+# A voice, and a table that even the authors' code leaves unused
+OTHER_PARTS = (
+    r"(thinker\.)?audio_tower\.audio_bos_eos_token\.weight",
+    r"talker\..*",
+    r"token2wav\..*",
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class Qwen25Vision:
     resolution: DynamicResolution
     video: PairedFrames
     marks: Marks
-    hears: bool  # whether it is a part of Qwen2.5-Omni, with ears and a voice that are not read
+    hears: bool  # whether it is a part of Qwen2.5-Omni, with ears, and a voice that is not read
 
     bidirectional = False
     separator = None

@@ -10,10 +10,9 @@ from typing import Any
 
 from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.audio.mel import MelWindows, read_mel
-from mtmd.clip.audio.whisper import WhisperTower, gguf_tower, read_tower, tower_keys
+from mtmd.clip.audio.whisper import WhisperTower, gguf_tower, mean_of_pairs, read_tower, tower_keys
 from mtmd.clip.blocks import GgufTower, checkpoint_names
 from mtmd.clip.resolution.resolution import ImagePlan
-from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.graph import Node, Shape, WeightSource
@@ -61,26 +60,8 @@ class Qwen2Audio:
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, tiles.dtype)
-        x = _pairs(self.tower.graph(tiles, w, attention))
+        x = mean_of_pairs(self.tower.graph(tiles, w, attention))
         return w.linear(w.layer_norm(x, "a.post_ln", self.tower.vit.eps), "mm.a.fc", bias=True)
-
-
-def _pairs(x: Node) -> Node:
-    """The mean of each two neighbours; an odd one at the end is left out
-
-    [B, T, C] -> [B, T / 2, C]
-    """
-    batch, count, width = x.shape
-    pairs = count // 2
-    x = ops.reshape(x, shape=(batch, count * width), name="a.pool.flat")
-    x = ops.columns(x, start=0, stop=2 * pairs * width, name="a.pool.pairs")
-    x = ops.scale(x, factor=0.5, name="a.pool.half")
-    x = ops.reshape(x, shape=(batch, pairs, 2 * width), name="a.pool.alongside")
-    first, second = (
-        ops.columns(x, start=start, stop=start + width, name=f"a.pool.{start}")
-        for start in (0, width)
-    )
-    return ops.add(first, second, name="a.pool")
 
 
 def to_gguf(family: Qwen2Audio) -> GgufTower:

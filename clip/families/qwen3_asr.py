@@ -1,5 +1,5 @@
 """Qwen3-ASR (arXiv:2601.21337): three convolutions over time and frequency of each second, blocks
-that see a few seconds each, an MLP.
+that see a few seconds each, an MLP. Qwen3-Omni's ears (arXiv:2509.17765) are the same.
 """
 
 from __future__ import annotations
@@ -10,11 +10,21 @@ from typing import Any
 
 import torch
 
+from mtmd.base.errors import ModelError
+from mtmd.clip.audio.instructions import OMNI as OMNI_INSTRUCTIONS
 from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.audio.mel import read_mel
 from mtmd.clip.audio.seconds import SECOND, TOKENS, MelSeconds
-from mtmd.clip.audio.whisper import NAMES, WhisperTower, gguf_tower, read_tower, tower_keys
+from mtmd.clip.audio.whisper import (
+    NAMES,
+    WhisperTower,
+    gguf_tower,
+    read_tower,
+    sinusoid_table,
+    tower_keys,
+)
 from mtmd.clip.blocks import GgufTower, checkpoint_names, vit_block
+from mtmd.clip.marks import Marks, marks_of_template, read_marks
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
@@ -30,6 +40,7 @@ INSTRUCTIONS = Instructions(
     seconds=30.0,
     heading="<asr_text>",
     begun="language {language}<asr_text>",
+    hint_is_system=True,
 )
 KEYS = {
     "width": "d_model",
@@ -38,8 +49,9 @@ KEYS = {
     "layers": "encoder_layers",
 }
 CONVOLUTIONS, KERNEL = 3, 3
-WINDOW = 800  # mel frames that see each other, where a configuration does not say
-SLOWEST = 10_000.0
+WINDOW = 800  # mel frames that see each other, as published; a GGUF does not say
+ALIGNER = "qwen3_forced_aligner"
+OMNI = "qwen3_omni_moe_thinker"
 
 
 @dataclass(frozen=True)
@@ -53,10 +65,16 @@ class Qwen3Asr:
     text_width: int
     resolution: MelSeconds
     rate: int
+    marks: Marks
+    instructions: Instructions
 
-    marker = "<|audio_start|><|audio_pad|><|audio_end|>"
-    token = "<|audio_pad|>"
-    instructions = INSTRUCTIONS
+    @property
+    def marker(self) -> str:
+        return self.token.join(self.marks.around_audio)
+
+    @property
+    def token(self) -> str:
+        return self.marks.audio
 
     @property
     def rows(self) -> int:
@@ -70,12 +88,8 @@ class Qwen3Asr:
         width, ffn, channels = self.tower.vit.width, self.tower.vit.ffn, self.channels
         flat = width, channels * self.rows
         result = {
-            # No checkpoint but GGUF has the table: it is made, in the place of another tensor.
-            "a.position_embd.weight": Parameter(
-                (self.tower.positions, width),
-                _tower("ln_post.weight"),
-                (width,),
-                lambda _: _sinusoids(self.tower.positions, width),
+            "a.position_embd.weight": sinusoid_table(
+                self.tower.positions, width, _tower("ln_post.weight")
             ),
             "a.conv_out.weight": Parameter(
                 flat,
@@ -132,7 +146,11 @@ class Qwen3Asr:
         for number, rows in ((1, width), (2, self.text_width)):
             for kind, size in (("weight", (rows, width)), ("bias", (rows,))):
                 result[f"mm.a.mlp.{number}.{kind}"] = Parameter(
-                    size, checkpoint_names(f"multi_modal_projector.linear_{number}.{kind}")
+                    size,
+                    (
+                        *checkpoint_names(f"multi_modal_projector.linear_{number}.{kind}"),
+                        *_tower(f"proj{number}.{kind}"),
+                    ),
                 )
         return result
 
@@ -146,7 +164,7 @@ class Qwen3Asr:
         return columns.transpose(1, 2).flatten(1)
 
     def prompt(self, plan: ImagePlan) -> str:
-        return f"<|audio_start|>{self.token * plan.tokens}<|audio_end|>"
+        return (self.token * plan.tokens).join(self.marks.around_audio)
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         """tiles [B, 1, F, M] -> [B, T, D]"""
@@ -204,19 +222,12 @@ def _halved(count: int) -> int:
 
 
 def _tower(name: str) -> tuple[str, ...]:
-    return checkpoint_names(f"audio_tower.{name}")
+    return *checkpoint_names(f"audio_tower.{name}"), f"thinker.audio_tower.{name}"
 
 
 def _turned(kernel: torch.Tensor) -> torch.Tensor:
     """A kernel over frequencies and frames as one over frames and frequencies, and back."""
     return kernel.transpose(2, 3).contiguous()
-
-
-def _sinusoids(positions: int, width: int) -> torch.Tensor:
-    """[positions, width], sines before cosines"""
-    steps = torch.arange(width // 2, dtype=torch.float32) / (width // 2 - 1)
-    turns = torch.arange(positions, dtype=torch.float32)[:, None] * SLOWEST**-steps
-    return torch.cat((turns.sin(), turns.cos()), dim=1)
 
 
 def to_gguf(family: Qwen3Asr) -> GgufTower | None:
@@ -231,25 +242,37 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
     audio, text = gguf_tower(keys, shapes, KEYS)
     kernel = shapes.get("a.conv2d.1.weight", ())
     audio["downsample_hidden_size"] = kernel[0] if len(kernel) == 4 else None
-    audio["output_dim"] = text["hidden_size"]
-    return {"audio_config": audio}, {"feature_size": audio["num_mel_bins"]}
+    audio |= {"output_dim": text["hidden_size"], "n_window_infer": WINDOW}
+    tokens = marks_of_template(keys.get("chat_template", ""))
+    kind = OMNI if keys.get("has_vision_encoder", False) else "qwen3_asr"
+    features = {"feature_size": audio["num_mel_bins"], "tokens": tokens}
+    return {"model_type": kind, "audio_config": audio}, features
 
 
 def read(top: Settings, features: Settings) -> Qwen3Asr:
     """Read it from config.json and the feature extractor's settings, with transformers' defaults;
     ModelError where a value cannot be followed.
     """
+    if top.get("model_type", "") == ALIGNER:
+        raise ModelError(
+            f"{top.where}: this is a forced aligner, which gives the times of words that are known "
+            "and writes no text; use Qwen3-ASR itself"
+        )
     c = top.part("audio_config")
     tower = read_tower(c, KEYS, width=1024, ffn=4096, heads=16, layers=24, bins=128)
     c.choice("n_window", (SECOND // 2,), SECOND // 2)
     c.choice("max_position_embeddings", (TOKENS,), TOKENS)
-    seconds = c.choice("n_window_infer", range(SECOND, 100 * SECOND, SECOND), WINDOW)
+    is_asr = top.get("model_type", "") != OMNI
+    usual = WINDOW if is_asr else WINDOW // 2
+    seconds = c.choice("n_window_infer", range(SECOND, 100 * SECOND, SECOND), usual)
     mel = read_mel(features, tower.bins)
-    shortest = features.count("min_length", 8000, maximum=mel.rate)
+    shortest = features.count("min_length", 8000 if is_asr else 1, maximum=mel.rate)
     return Qwen3Asr(
         tower,
         c.count("downsample_hidden_size", 480, maximum=MAX_WIDTH),
         c.count("output_dim", 3584, maximum=MAX_WIDTH),
-        MelSeconds(mel, seconds, shortest),
+        MelSeconds(mel, seconds, shortest, bare=not is_asr),
         mel.rate,
+        read_marks(features, Marks()),
+        INSTRUCTIONS if is_asr else OMNI_INSTRUCTIONS,
     )

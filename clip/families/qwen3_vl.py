@@ -53,7 +53,7 @@ EPS = 1e-6  # of every norm; the settings do not say
 GGUF_TOKENS = 64, 16384  # the limits of every published checkpoint; GGUF files do not say
 CLIP_PIXELS = 128 * 32 * 32, 768 * 32 * 32  # of all frames; transformers' defaults
 OMNI = "qwen3_omni_moe_thinker"
-OTHER_PARTS = r"(thinker\.)?audio_tower\..*", r"talker\..*", r"code2wav\..*"
+OTHER_PARTS = r"talker\..*", r"code2wav\..*"  # of a voice
 # What Qwen3-Omni's mergers call their parts
 MERGER = {"norm": "ln_q", "linear_fc1": "mlp.0", "linear_fc2": "mlp.2"}
 
@@ -254,9 +254,10 @@ def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], d
         else on,
     }
     image = gguf_dynamic(keys, merge, GGUF_TOKENS)
-    return {"vision_config": vision}, image | {
-        "tokens": marks_of_template(keys.get("chat_template", ""))
-    }
+    image["tokens"] = marks_of_template(keys.get("chat_template", ""))
+    omni = {"model_type": OMNI, "position_id_per_seconds": 13}  # as published
+    hears = keys.get("audio.projector_type", "") == "qwen3a"
+    return {"vision_config": vision, **(omni if hears else {})}, image
 
 
 def read(top: Settings, image: Settings) -> Qwen3Vision:
@@ -364,9 +365,8 @@ def _names(name: str) -> tuple[str, ...]:
         index, _, last = stem.rpartition(".")
         at = f"merger_list.{index}" if index else "merger"
         theirs = f"{at}.{MERGER[last]}.{kind}"
-    return (
-        f"model.visual.{name}",
-        f"visual.{name}",
-        f"vision_tower.{name}",
+    names = (
+        *(f"{tower}.{name}" for tower in ("model.visual", "visual", "vision_tower")),
         *(f"{prefix}visual.{theirs}" for prefix in ("thinker.", "")),
     )
+    return tuple(dict.fromkeys(names))

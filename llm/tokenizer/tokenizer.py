@@ -1,5 +1,5 @@
-"""Text to token ids and back, from the `tokenizer.json` or `spiece.model` of a checkpoint folder or
-the metadata of a GGUF.
+"""Text to token ids and back, from the `tokenizer.json`, `vocab.json` and `merges.txt`, or
+`spiece.model` of a checkpoint folder, or the metadata of a GGUF.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tokenizers
 from mtmd.base.errors import ModelError
 from mtmd.base.files import open_regular
 from mtmd.base.text import json_object, one_line
-from mtmd.llm.tokenizer import gguf_tokenizer, sentencepiece_file
+from mtmd.llm.tokenizer import gguf_tokenizer, sentencepiece_file, vocabulary_files
 from mtmd.llm.tokenizer.control_tokens import SEAL, ControlTokens, encode_piece
 from mtmd.llm.tokenizer.file_limits import check_added, check_file
 from mtmd.llm.tokenizer.gguf_keys import tokenizer_keys
@@ -108,22 +108,9 @@ class Tokenizer:
 
         Raises ModelError naming the file that is missing, too large or broken.
         """
-        path = folder / "tokenizer.json"
-        data = _read_file(path, TOKENIZER_BYTES_MAX)
-        check_file(data, str(path))
-        try:
-            inner = tokenizers.Tokenizer.from_buffer(data)
-        except ModelError:
-            raise
-        except BaseException as error:  # the library's Rust panics do not derive from Exception
-            if isinstance(error, (KeyboardInterrupt, SystemExit)):
-                raise
-            raise ModelError(
-                f"{path} is not a tokenizer file: {one_line(error, 200)}; expected the tokenizers "
-                "library's JSON"
-            ) from error
-        special_map = _read_object(folder / "special_tokens_map.json")
         config = _read_object(folder / "tokenizer_config.json")
+        inner = _inner(folder, config)
+        special_map = _read_object(folder / "special_tokens_map.json")
         special_text, unnamed = _named_tokens({**special_map, **config}, folder)
         _add_listed(inner, config, folder)
         listed = [text for text in unnamed if inner.token_to_id(text) is not None]
@@ -289,6 +276,27 @@ class Tokenizer:
         return self._control_tokens.seal(text)
 
 
+def _inner(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """Read tokenizer.json, or, where there is none, the two files that it was made of."""
+    path = folder / "tokenizer.json"
+    pair = [folder / name for name in (vocabulary_files.VOCABULARY, vocabulary_files.MERGES)]
+    if not path.exists() and all(one.exists() for one in pair):
+        vocabulary, merges = (_read_file(one, vocabulary_files.BYTES_MAX) for one in pair)
+        kind = config.get("tokenizer_class")
+        return vocabulary_files.build(vocabulary, merges, kind, str(folder))
+    data = _read_file(path, TOKENIZER_BYTES_MAX)
+    check_file(data, str(path))
+    try:
+        return tokenizers.Tokenizer.from_buffer(data)
+    except BaseException as error:  # the library's Rust panics do not derive from Exception
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        raise ModelError(
+            f"{path} is not a tokenizer file: {one_line(error, 200)}; expected the tokenizers "
+            "library's JSON"
+        ) from error
+
+
 def _named_tokens(config: Mapping[str, Any], folder: Path) -> tuple[dict[str, str], list[str]]:
     """The special tokens a checkpoint names (`..._token` keys and `extra_special_tokens`), and
     those it only lists.
@@ -345,7 +353,7 @@ def _add_listed(inner: tokenizers.Tokenizer, config: Mapping[str, Any], folder: 
         inner.add_tokens([token])
         if inner.token_to_id(token.content) != i:
             raise ModelError(
-                f"{path} gives {token.content!r} the id {i}, but tokenizer.json has it at "
+                f"{path} gives {token.content!r} the id {i}, but the vocabulary has it at "
                 f"{inner.token_to_id(token.content)}; the two files are not of one checkpoint"
             )
 

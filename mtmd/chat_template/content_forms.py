@@ -24,7 +24,7 @@ _AS_DATA = re.compile(rf"['\"]text['\"]\s*:\s*['\"](?:{_ONE}|{_TWO})")
 class RoleForm:
     """Describes what a template shows of one role's content: `text`, a string; `parts`, a list with
     one text part; `several`, a list with several; `pictures`, a picture among them; `audio`,
-    audio among them.
+    audio among them, or alone.
     """
 
     text: bool = True
@@ -144,7 +144,7 @@ def read_forms(
         if tool.text or tool.parts:
             roles["tool"] = tool
             break
-    shown = {role: form for role, form in roles.items() if form.text or form.parts}
+    shown = {role: form for role, form in roles.items() if form.text or form.parts or form.audio}
     return ContentForms(shown, in_text or marker or "", video, audio or "", in_line)
 
 
@@ -177,7 +177,10 @@ class _Probe:
             and self._shows(conversation([{"type": "image"}, one]), _ONE, self._marker),
             audio=pictures
             and self._audio is not None
-            and self._shows(conversation([{"type": "audio"}, one]), _ONE, self._audio),
+            and (
+                self._shows(conversation([{"type": "audio"}, one]), _ONE, self._audio)
+                or self._shows(conversation([{"type": "audio"}]), self._audio)  # and no text
+            ),
         )
 
     def _before(self, messages: list[dict[str, Any]]) -> str:

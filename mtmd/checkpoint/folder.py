@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mtmd.base.errors import DualEncoderError, ModelError
 from mtmd.chat_template.template import ChatTemplate
@@ -197,10 +198,16 @@ def _image_processor(folder: Path) -> Settings:
         image = Settings(read_json(folder / name), name)
     own = read_json(folder / "video_preprocessor_config.json", required=False)
     video = both.get("video_processor", None) or own or image.values
+    return Settings(
+        {**image.values, "video_processor": video, "tokens": _tokens(folder)}, image.where
+    )
+
+
+def _tokens(folder: Path) -> dict[str, Any]:
+    """Return the tokenizer's settings, with the tokens that they name."""
     tokens = read_json(folder / TOKENIZER_CONFIG, required=False)
     named = tokens.get("extra_special_tokens")
-    tokens = {**tokens, **named} if isinstance(named, dict) else tokens
-    return Settings({**image.values, "video_processor": video, "tokens": tokens}, image.where)
+    return {**tokens, **named} if isinstance(named, dict) else tokens
 
 
 def _audio_family(folder: Path, settings: Settings) -> AudioFamily | None:
@@ -213,6 +220,7 @@ def _audio_family(folder: Path, settings: Settings) -> AudioFamily | None:
     if both.get("feature_extractor", None) is None:
         name = "preprocessor_config.json"
         features = Settings(read_json(folder / name, required=False), name)
+    features = Settings({**features.values, "tokens": _tokens(folder)}, features.where)
     return audio_family(settings.get("model_type", ""), settings, features)
 
 

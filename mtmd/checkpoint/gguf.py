@@ -199,7 +199,7 @@ class _Tower:
         shapes = {n: file.meta(n)[0] for n in names if n.startswith(TOWER)}
         self.kind, self.file = kind, file
         heard = {name: shape for name, shape in shapes.items() if name.startswith(AUDIO)}
-        self.audio = _audio(file, heard, where)
+        self.audio = _audio(file, heard, where, template)
         self.vision: VisionFamily | None = None
         self.weights: CanonicalWeights | None = None
         used = {n for n in names if n not in shapes}
@@ -221,11 +221,13 @@ class _Tower:
         check_no_extra(file, used, (*unused, *unread), where)
 
 
-def _audio(file: GgufFile | View, shapes: Mapping[str, Shape], where: str) -> AudioFamily | None:
+def _audio(
+    file: GgufFile | View, shapes: Mapping[str, Shape], where: str, template: str
+) -> AudioFamily | None:
     """Return the family of the audio encoder in a projector file, where it has one that is read."""
     named = (file.metadata.get(key) for key in ("clip.audio.projector_type", "clip.projector_type"))
     kind = next((one for one in named if isinstance(one, str)), "")
-    return gguf_audio_family(kind, file.metadata, shapes, where) if shapes else None
+    return gguf_audio_family(kind, file.metadata, shapes, where, template) if shapes else None
 
 
 def _open_projector(path: Path, template: str) -> _Tower:

@@ -29,7 +29,7 @@ from mtmd.kernels.checkpoint.magic import (
 TIMEOUT_S = 10.0
 # What is read, and nothing else: no pickles, no copies in other formats. `consolidated*` repeats
 # the weights in Mistral's naming.
-ALLOWED = ["*.safetensors", "*.json", "*.jinja", "spiece.model"]
+ALLOWED = ["*.safetensors", "*.json", "*.jinja", "spiece.model", "merges.txt"]
 IGNORED = ["*/*", "consolidated*.safetensors"]
 
 DEMO = "demo"  # names the model that comes with the package, where no file is called so

@@ -64,9 +64,7 @@ def converted_projector(
             parameters |= vision.parameters()
         if audio is not None:
             keys, unrounded = audio_gguf_of(audio, where, alone=vision is None)
-            if vision is not None:  # llama.cpp takes a name without it for both
-                described["clip.vision.projector_type"] = described.pop("clip.projector_type")
-            described |= keys
+            described = _of_both(described, keys) if vision is not None else keys
             parameters |= audio.parameters()
         weights = CanonicalWeights(file, parameters, where)
         metadata = {
@@ -88,6 +86,18 @@ def converted_projector(
         metadata["general.quantization_version"] = QUANTIZATION_VERSION
     made = Requantized(source, types)
     return kind, metadata, list(planned(made, added)), made
+
+
+def _of_both(seen: dict[str, Any], heard: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of an encoder of pictures and one of audio. The type of one that names both
+    stands by itself; otherwise each kind has a key of its own, as programs that find the common one
+    look no further.
+    """
+    kinds = "clip.projector_type", "clip.vision.projector_type", "clip.audio.projector_type"
+    both, of_pictures, of_audio = kinds
+    if seen[both] == heard[of_audio]:
+        return {key: value for key, value in (seen | heard).items() if key != of_audio}
+    return {of_pictures: seen[both]} | {k: v for k, v in (seen | heard).items() if k != both}
 
 
 def _row(checkpoint: Checkpoint, token: str) -> torch.Tensor:

@@ -405,9 +405,11 @@ def _check_fit(encoder: Encoder | AudioEncoder, checkpoint: Checkpoint) -> None:
     they are of different models.
     """
     width = encoder.graph(1, encoder.family.resolution.tile_type().shape).shape[2]
-    if width != checkpoint.text.image_width:
+    text = checkpoint.text
+    read = text.width if isinstance(encoder, AudioEncoder) else text.image_width
+    if width != read:
         raise ModelError(
             f"the projector gives {width} numbers per {encoder.noun} token, the decoder reads "
-            f"{checkpoint.text.image_width}; "
+            f"{read}; "
             "they belong to different models, fetch the projector of this one"
         )

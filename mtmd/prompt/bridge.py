@@ -119,7 +119,7 @@ FACTS = 256  # of audio that was decoded before, whose embeddings may be cached
 
 class Bridge:
     """Bridge from pictures and prompts to spans. Without an `admission`, pictures take the memory
-    they take.
+    they take. `image_width`: numbers of a row that the decoder reads, of pictures and of audio.
     """
 
     def __init__(
@@ -128,9 +128,10 @@ class Bridge:
         tokenizer: Tokenizer,
         admission: Admission | None = None,
         audio_encoder: AudioEncoder | None = None,
+        image_width: int = 0,
     ):
         self.encoder, self.tokenizer, self.admission = encoder, tokenizer, admission
-        self.audio_encoder = audio_encoder
+        self.audio_encoder, self.image_width = audio_encoder, image_width
         self._heard: OrderedDict[Key, AudioFacts] = OrderedDict()
         self._noting = Lock()
         # Admission plans a run to say how much: it is not asked before there is something to keep.
@@ -415,6 +416,8 @@ class Bridge:
                 spans.append(Span(piece.tokens, rows, content=shown.content, real=real))
                 continue
             rows = embeddings[piece.picture][piece.start : piece.start + len(piece.tokens)]
+            if isinstance(encoder, AudioEncoder):
+                rows = encoder.widened(rows, self.image_width)
             spans.append(
                 Span(
                     piece.tokens,

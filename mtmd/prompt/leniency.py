@@ -15,6 +15,7 @@ DEVELOPER = "the chat template knows no role 'developer': such messages are thos
 SYSTEM_GATHERED = "the chat template takes one system message: they stand as one at the beginning"
 SYSTEM_IN_TURN = "the chat template takes no system message: it begins the first turn"
 TURNS_JOINED = "the chat template takes turns in alternation: neighbours of one role are one turn"
+TEXT_IN_SYSTEM = "the chat template takes no text beside audio: it is the system message"
 # Stands where the text of the last message ends: a Unicode noncharacter.
 _END = "\ufdd2"
 _SYSTEM = ("system", "developer")
@@ -69,12 +70,28 @@ def _system_in_turn(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return _turns_joined([{"role": "user", "content": text}, *rest])
 
 
+def _text_in_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what users write beside audio as a part of the system message."""
+    made, texts = [], []
+    for message in messages:
+        content = message["content"]
+        is_heard = message["role"] == "user" and not isinstance(content, str)
+        if is_heard and any(part["type"] == "audio" for part in content):
+            texts += [part["text"] for part in content if part["type"] == "text"]
+            content = [part for part in content if part["type"] != "text"]
+        made.append({**message, "content": content})
+    if not texts:
+        return messages
+    return with_one_system([*made, {"role": "system", "content": "\n\n".join(texts)}])
+
+
 ARRANGEMENTS: tuple[tuple[Arrange, str], ...] = (
     (lambda messages: messages, ""),
     (_developer_as_system, DEVELOPER),
     (with_one_system, SYSTEM_GATHERED),
     (_turns_joined, TURNS_JOINED),
     (_system_in_turn, SYSTEM_IN_TURN),
+    (_text_in_system, TEXT_IN_SYSTEM),
 )
 """Ways to arrange a conversation that say the same, the first as it is, each with a note on the
 change. One that is not about a conversation returns it as it is.
@@ -94,8 +111,9 @@ def _parts(content: Any) -> list[dict[str, Any]]:
 def open_ended(
     render: Callable[..., str], messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
 ) -> str:
-    """The prompt up to the end of the last message, which the answer goes on from. Raises
-    PromptError where that is not the assistant's text.
+    """The prompt up to the end of the last message, which the answer goes on from: behind what
+    begins an answer, in a template that shows no answers. Raises PromptError where that message is
+    not the assistant's text.
     """
     last = messages[-1]
     text = plain_text(last["content"])
@@ -106,6 +124,8 @@ def open_ended(
         )
     marked = [*messages[:-1], {**last, "content": f"{text}{_END}"}]
     rendered = render(marked, tools=tools, add_generation_prompt=False)
+    if _END not in rendered and len(messages) > 1:
+        return f"{render(messages[:-1], tools=tools, add_generation_prompt=True)}{text}"
     if rendered.count(_END) != 1:
         raise PromptError(
             "continue_final_message: the chat template does not show the last message"

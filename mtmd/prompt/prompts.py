@@ -96,7 +96,11 @@ class Prompts:
     def __init__(self, loaded: LoadedModel):
         self._loaded = loaded
         self.bridge = Bridge(
-            loaded.encoder, loaded.checkpoint.tokenizer, loaded.admission, loaded.audio_encoder
+            loaded.encoder,
+            loaded.checkpoint.tokenizer,
+            loaded.admission,
+            loaded.audio_encoder,
+            loaded.checkpoint.text.image_width,
         )
         self.videos = Videos(loaded, self.bridge)
 

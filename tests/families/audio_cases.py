@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from common import load_tokenizer, randomize, save, template_of, tokenizer, write
 from gemma4 import NAMES, RANGES, SMALL, SPECIAL, TEXT
 from gemma4 import gemma4 as gemma4_that_sees
+from published import old_settings
+from safetensors.torch import load_file, save_file
 
 
 @dataclass
@@ -36,22 +39,28 @@ class AudioOracle:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         made = self.extract(audio) if len(audio) else {}
+        tokens = self.tokens or load_tokenizer(self.folder)
         (rendered,), _ = render_jinja_template(
-            [messages],
-            chat_template=template_of(self.folder),
+            [self.arranged(messages)],
+            chat_template=self.template or template_of(self.folder),
             add_generation_prompt=True,
-            **load_tokenizer(self.folder).special_tokens_map,
+            **tokens.special_tokens_map,
         )
         texts = rendered.split(self.marker)
         counts = self.counts(made) if made else []
         text = texts[0] + "".join(
             self.text(count) + rest for count, rest in zip(counts, texts[1:], strict=True)
         )
-        ids = load_tokenizer(self.folder)(text, add_special_tokens=False, return_tensors="pt")
+        ids = tokens(text, add_special_tokens=False, return_tensors="pt")
         return {**ids, **made}
 
     marker: str = "<|audio|>"
     shortest: int = 1  # samples that it takes
+    tokens: Any = None  # the tokenizer, where it is no tokenizer.json
+    template: str = ""  # where it is no file of its own
+    seconds: float = 1.2001  # of the longest recording
+    several: tuple[float, ...] = (0.35, 0.6, 0.35)
+    arranged: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = list
 
     @torch.no_grad()
     def logits(self, inputs: dict[str, Any]) -> torch.Tensor:
@@ -365,6 +374,126 @@ def qwen3_asr(folder: Path) -> AudioOracle:
     )
 
 
+# As the authors', it shows neither what users write nor answers.
+AUTHORS_TEMPLATE = """<|im_start|>system
+{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}<|end|>
+<|im_start|>user
+{% for m in messages if m.content is not string %}{% for c in m.content if c.type == 'audio' %}\
+<|audio_start|><|audio_pad|><|audio_end|>{% endfor %}{% endfor %}<|end|>
+{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def qwen3_asr_published(folder: Path) -> AudioOracle:
+    """As it lies on the hub: the thinker of a larger model, vocabulary and merges as two files."""
+    from transformers import Qwen2Tokenizer
+
+    oracle = qwen3_asr(folder)
+    path = folder / "model.safetensors"
+    names = {"language_model.": "model.", "audio_tower.": "audio_tower."}
+    names |= {f"multi_modal_projector.linear_{n}": f"audio_tower.proj{n}" for n in (1, 2)}
+
+    def renamed(name: str) -> str:
+        name = name.removeprefix("model.")
+        old = next((key for key in names if name.startswith(key)), "")
+        return f"thinker.{names.get(old, '')}{name.removeprefix(old)}"
+
+    tensors = {renamed(name): tensor for name, tensor in load_file(path).items()}
+    assert {"thinker.lm_head.weight", "thinker.audio_tower.proj2.bias"} <= set(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    old_settings(config["text_config"], mrope=False)
+    config["audio_config"]["model_type"] = "qwen3_asr_audio_encoder"
+    thinker = {key: config[key] for key in ("audio_config", "text_config", "audio_token_id")}
+    whole = {"model_type": "qwen3_asr", "support_languages": ["German"]}
+    write(folder, "config.json", whole | {"thinker_config": whole | thinker})
+    tokens = json.loads((folder / "tokenizer.json").read_text())
+    added = {str(one.pop("id")): one for one in tokens["added_tokens"]}
+    ids = {text: i for text, i in tokens["model"]["vocab"].items() if str(i) not in added}
+    write(folder, "vocab.json", ids)
+    merges = "\n".join(" ".join(pair) for pair in tokens["model"]["merges"])
+    (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    named = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|end|>", "pad_token": "<|pad|>"}
+    write(folder, "tokenizer_config.json", named | {"added_tokens_decoder": added})
+    write(folder, "chat_template.json", {"chat_template": AUTHORS_TEMPLATE})
+    for name in ("tokenizer.json", "chat_template.jinja", "processor_config.json"):
+        (folder / name).unlink(missing_ok=True)
+
+    def in_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        heard = [part for part in messages[0]["content"] if part["type"] == "audio"]
+        text = messages[0]["content"][-1]["text"]
+        return [{"role": "system", "content": text}, {"role": "user", "content": heard}]
+
+    return replace(
+        oracle,
+        tokens=Qwen2Tokenizer.from_pretrained(folder),
+        template=AUTHORS_TEMPLATE,
+        arranged=in_system,
+    )
+
+
+def qwen_omni_case(folder: Path, *, three: bool = False) -> AudioOracle:
+    """A thinker that hears, with the oracle of its eyes."""
+    import qwen_omni
+    from transformers import WhisperFeatureExtractor
+
+    oracle = qwen_omni.omni(folder, three=three, seed=7 + three)
+    model = oracle.model
+    extractor = WhisperFeatureExtractor(feature_size=qwen_omni.BINS, chunk_length=9)
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    write(folder, "preprocessor_config.json", settings | _mel_settings(extractor))
+    how: dict[str, Any] = {"padding": True, "truncation": False} if three else {}
+
+    def extract(audio: Sequence[np.ndarray]) -> dict[str, Any]:
+        made = [
+            extractor(
+                one, sampling_rate=16_000, return_attention_mask=True, return_tensors="pt", **how
+            )
+            for one in audio
+        ]
+        longest = max(one["attention_mask"].shape[1] for one in made)
+        return {
+            name: torch.cat(
+                [
+                    torch.nn.functional.pad(one[key], (0, longest - one[key].shape[-1]))
+                    for one in made
+                ]
+            )
+            for name, key in (
+                ("input_features", "input_features"),
+                ("feature_attention_mask", "attention_mask"),
+            )
+        }
+
+    def counts(made: dict[str, Any]) -> list[int]:
+        lengths = made["feature_attention_mask"].sum(-1).tolist()
+        if three:
+            return [13 * (length // 100) + -(-(length % 100) // 8) for length in lengths]
+        return [((length - 1) // 2 + 1 - 2) // 2 + 1 for length in lengths]
+
+    @torch.no_grad()
+    def features(inputs: dict[str, Any]) -> torch.Tensor:
+        body = model.model
+        rows = _at_the_decoder(model, getattr(body, "language_model", body), inputs)
+        stacked = len(getattr(model.config.vision_config, "deepstack_visual_indexes", ()))
+        return torch.nn.functional.pad(rows, (0, stacked * rows.shape[1]))
+
+    around = "<|audio_bos|>", "<|audio_eos|>"
+    return AudioOracle(
+        folder,
+        model,
+        extract,
+        counts,
+        features,
+        lambda count: ("<|AUDIO|>" * count).join(around),
+        "<|AUDIO|>".join(around),
+        201 if three else 321,  # as many as transformers takes
+        seconds=8.6301 if three else 4.3701,
+        # the reference fills up shorter ones as far as the longest of them
+        several=(1.35, 1.6, 1.0) if three else (0.35, 0.6, 0.35),
+    )
+
+
 def _at_the_decoder(model: Any, decoder: Any, inputs: dict[str, Any]) -> torch.Tensor:
     """What stands at the audio tokens where the text model begins."""
     seen: dict[str, Any] = {}
@@ -385,5 +514,8 @@ CASES: dict[str, Callable[[Path], AudioOracle]] = {
     "gemma4_unified": gemma4_unified,
     "qwen2_audio": qwen2_audio,
     "qwen3_asr": qwen3_asr,
+    "qwen3_asr, as published": qwen3_asr_published,
+    "qwen2_5_omni": qwen_omni_case,
+    "qwen3_omni": partial(qwen_omni_case, three=True),
     "voxtral": voxtral,
 }

@@ -34,7 +34,7 @@ def published(
         path = folder / "config.json"
         config = json.loads(path.read_text())
         for section in (config, config.get("text_config", {}), config.get("vision_config", {})):
-            _old_settings(section, mrope)
+            old_settings(section, mrope)
         path.write_text(json.dumps(config, indent=1))
         return oracle
 
@@ -56,7 +56,7 @@ def _rename(path: Path, tower: bool, transposed: bool) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def _old_settings(section: dict[str, Any], mrope: bool) -> None:
+def old_settings(section: dict[str, Any], mrope: bool) -> None:
     if "dtype" in section:
         section["torch_dtype"] = section.pop("dtype")
     rope = section.get("rope_parameters")

@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni and Qwen3-Omni: their thinkers, which see and answer, without ears and voice."""
+"""Qwen2.5-Omni and Qwen3-Omni: their thinkers, which see, hear and answer, without a voice."""
 
 from __future__ import annotations
 
@@ -30,8 +30,13 @@ TEMPLATE = (
     .replace("<|vision_end|>", "<|vision_eos|>")
     .replace("<|image_pad|>", "<|IMAGE|>")
     .replace("<|video_pad|>", "<|VIDEO|>")
+    .replace(
+        "{% elif 'text' in c %}",
+        "{% elif c.type == 'audio' %}<|audio_bos|><|AUDIO|><|audio_eos|>{% elif 'text' in c %}",
+    )
 )
-EARS = {"encoder_layers": 1, "encoder_attention_heads": 1, "encoder_ffn_dim": 8, "d_model": 8}
+EARS = {"encoder_layers": 2, "encoder_attention_heads": 3, "encoder_ffn_dim": 40, "d_model": 24}
+BINS = 80
 
 
 def omni(folder: Path, *, three: bool = False, seed: int = 0) -> Oracle:
@@ -67,8 +72,8 @@ def omni(folder: Path, *, three: bool = False, seed: int = 0) -> Oracle:
     vision = vision | {"out_hidden_size": text["hidden_size"]}
     config = getattr(transformers, f"{kind}ThinkerConfig")(
         audio_config=EARS
-        | {"output_dim": text["hidden_size"], "num_mel_bins": 80}
-        | ({"downsample_hidden_size": 8} if three else {}),
+        | {"output_dim": text["hidden_size"], "num_mel_bins": BINS}
+        | ({"downsample_hidden_size": 10, "n_window_infer": 800} if three else {}),
         vision_config=vision,
         text_config=text,
         tie_word_embeddings=False,
@@ -93,7 +98,7 @@ def omni(folder: Path, *, three: bool = False, seed: int = 0) -> Oracle:
         folder,
         images,
         videos=True,
-        feature_extractor=WhisperFeatureExtractor(feature_size=80),
+        feature_extractor=WhisperFeatureExtractor(feature_size=BINS),
     )
     return Oracle(folder, model, result, ids["image_token"], qwen2_vl.LAYOUT, qwen2_vl.per_picture)
 
@@ -116,11 +121,11 @@ def whole(folder: Path, **how: Any) -> Oracle:
 
 
 ROW = Row(
-    "Qwen2.5-Omni, Qwen3-Omni (eyes)",
+    "Qwen2.5-Omni, Qwen3-Omni",
     {
         "2.5, thinker": omni,
         "2.5, with a voice, as published": lambda f: whole(f, seed=1),
         "3, with a voice, as published": lambda f: whole(f, seed=2, three=True),
     },
-    notes="the towers of Qwen2.5-VL and Qwen3-VL, times of videos as positions",
+    notes="the towers of Qwen2.5-VL and Qwen3-VL, times of videos as positions, audio",
 )

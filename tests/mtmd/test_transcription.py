@@ -75,6 +75,14 @@ def test_what_is_said_before_the_text(
     assert [part["type"] for part in piece.messages[0]["content"]] == ["audio"]
 
 
+def test_words_that_may_occur_are_the_system_message_where_models_take_them_so() -> None:
+    told = Instructions("", "", "into {language}", 30.0, hint_is_system=True)
+    audio: Any = SimpleNamespace(samples=np.zeros(1600, np.float32), rate=16_000)
+    (piece,) = audio_pieces(audio, told, TranscriptionRequest(hint="Ada"))
+    assert [m["role"] for m in piece.messages] == ["system", "user"]
+    assert piece.messages[0]["content"] == "Ada" and piece.options == {}
+
+
 def test_long_audio_is_cut_where_it_is_quiet() -> None:
     rate = 1000
     samples = np.random.default_rng(0).normal(0, 1, 70 * rate).astype(np.float32)

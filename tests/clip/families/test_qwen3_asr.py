@@ -50,6 +50,12 @@ def test_settings_that_are_refused(wrong: dict[str, Any]) -> None:
         read(**wrong)
 
 
+def test_a_forced_aligner_is_refused() -> None:
+    kind = Settings({"model_type": "qwen3_forced_aligner"}, "config.json")
+    with pytest.raises(ModelError, match="forced aligner"):
+        qwen3_asr.read(kind, Settings({}, "preprocessor_config.json"))
+
+
 def test_a_window_that_no_gguf_says_is_not_written() -> None:
     assert qwen3_asr.to_gguf(read(n_window_infer=100)) is None
     assert qwen3_asr.to_gguf(read()) is not None

@@ -126,3 +126,13 @@ def test_pictures_in_a_line_with_the_text_beside_them() -> None:
 def test_texts_become_one_where_the_first_part_alone_is_read() -> None:
     (system,) = forms(FIRST_PART).fit([{"role": "system", "content": text("a", "b")}])
     assert system["content"] == text("a\nb")
+
+
+def test_a_template_that_shows_audio_and_no_text() -> None:
+    source = (  # Qwen3-ASR
+        "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
+        "{% for m in messages if m.content is not string %}"
+        "{% for p in m.content if p.type == 'audio' %}<audio>{% endfor %}{% endfor %}"
+    )
+    made = read_forms(ChatTemplate(source, {}, "test").render, audio="<audio>")
+    assert made.roles == {"user": RoleForm(False, audio=True), "system": RoleForm(audio=True)}

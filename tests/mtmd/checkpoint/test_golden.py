@@ -45,7 +45,7 @@ NOT_IN_GGUF: dict[str, dict[str, int]] = {
     "gemma4_e2b": {"image_max_tokens": 70},
     "gemma4_unified": {"image_max_tokens": 70},
     "qwen2_5_omni": {"window": 2, **LIMITS},
-    "qwen3_omni_moe": LIMITS,
+    "qwen3_omni_moe": {"heard": 100, **LIMITS},
 }
 # Checkpoints of families that are not all read yet lie in a folder of their own.
 MORE = (
@@ -135,12 +135,11 @@ def gguf(path: str, tokenizer_of: Model) -> Model:
         checkpoint = replace(
             checkpoint, vision=replace(checkpoint.vision, window=settings["window"])
         )
-    return Model(
-        checkpoint,
-        LoadOptions(
-            dtype="fp32", **{name: value for name, value in settings.items() if name != "window"}
-        ),
-    )
+    if "heard" in settings:  # frames of audio that see each other
+        resolution = replace(checkpoint.audio.resolution, frames=settings["heard"])
+        checkpoint = replace(checkpoint, audio=replace(checkpoint.audio, resolution=resolution))
+    limits = {name: value for name, value in settings.items() if name in LIMITS}
+    return Model(checkpoint, LoadOptions(dtype="fp32", **limits))
 
 
 def logits(model: Model, family: str) -> torch.Tensor:
@@ -172,7 +171,7 @@ def test_tokens_from_gguf(path: str) -> None:
 
 
 @pytest.mark.parametrize("file", ["hf", "text-BF16.gguf"])
-@pytest.mark.parametrize("family", ["gemma4_e2b", "gemma4_unified"])
+@pytest.mark.parametrize("family", ["gemma4_e2b", "gemma4_unified", "qwen2_5_omni", "qwen3_omni_moe"])
 def test_audio_of_models_that_see(family: str, file: str) -> None:
     reported = json.loads((HOME[family] / "expected_audio.json").read_text())
     model = folder(family) if file == "hf" else gguf(f"{family}/{file}", folder(family))
