@@ -167,16 +167,16 @@ class MelChunks:
         return self.windows(samples)
 
     def windows(self, samples: Samples) -> ImagePlan:
-        most = self.longest * self.mel.hop
+        maximum = self.longest * self.mel.hop
         count = self._count(len(samples))
         # behind the last frame there is silence, as far as it looks
-        padded = np.zeros(min(count * self.mel.hop + self.mel.window, most), np.float32)
+        padded = np.zeros(min(count * self.mel.hop + self.mel.window, maximum), np.float32)
         padded[: len(samples)] = samples[: len(padded)]
         spectrum = self.mel(padded)[:count]
         tiles = [spectrum[at : at + self.frames] for at in range(0, count, self.frames)]
         notes: tuple[str, ...] = ()
-        if len(samples) > most:
-            seconds = most / self.mel.rate
+        if len(samples) > maximum:
+            seconds = maximum / self.mel.rate
             notes = (f"only the first {seconds:.0f} s are heard, the most this model takes",)
         tiles = [tile for tile in tiles if len(tile) >= self.shortest]  # shorter ones have no token
         sizes = tuple((self.mel.bins, len(tile)) for tile in tiles)

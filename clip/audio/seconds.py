@@ -42,7 +42,7 @@ class MelSeconds:
         return self.windows(samples)
 
     def windows(self, samples: Samples) -> ImagePlan:
-        if (missing := self._least - len(samples)) > 0:
+        if (missing := self._minimum - len(samples)) > 0:
             samples = np.pad(samples, (0, missing))
         spectrum = self.mel(samples)
         seconds, rest = divmod(len(spectrum), SECOND)
@@ -60,10 +60,10 @@ class MelSeconds:
 
     def token_count(self, samples: int) -> int:
         """Return how many tokens so many samples take."""
-        return self._tokens(max(samples, self._least) // self.mel.hop)
+        return self._tokens(max(samples, self._minimum) // self.mel.hop)
 
     @property
-    def _least(self) -> int:
+    def _minimum(self) -> int:
         """Return the fewest samples: a spectrum reflects half a window of them at both ends."""
         return max(self.shortest, self.mel.window // 2 + 1)
 

@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni's ears (arXiv:2503.20215): Whisper's encoder over two seconds at a time, with
+"""Audio encoder of Qwen2.5-Omni (arXiv:2503.20215): Whisper's over two seconds at a time, with
 positions that begin anew in each, neighbours averaged, one projection.
 """
 
@@ -40,7 +40,7 @@ SECONDS = 300  # that are heard at most, as published
 
 @dataclass(frozen=True)
 class Qwen25OmniAudio:
-    """Of the tower's table of positions a chunk takes the first rows."""
+    """Has a tower of whose table of positions a chunk takes the first rows."""
 
     tower: WhisperTower
     text_width: int
