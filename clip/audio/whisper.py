@@ -4,6 +4,7 @@ a table of positions, pre-norm blocks whose keys have no bias.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -136,8 +137,9 @@ class WhisperTower:
 
 def sinusoids(positions: int, width: int) -> torch.Tensor:
     """[positions, width], sines before cosines"""
-    steps = torch.arange(width // 2, dtype=torch.float32) / (width // 2 - 1)
-    turns = torch.arange(positions, dtype=torch.float32)[:, None] * SLOWEST**-steps
+    step = math.log(SLOWEST) / (width // 2 - 1)
+    speeds = torch.exp(-step * torch.arange(width // 2, dtype=torch.float32))
+    turns = torch.arange(positions, dtype=torch.float32)[:, None] * speeds
     return torch.cat((turns.sin(), turns.cos()), dim=1)
 
 

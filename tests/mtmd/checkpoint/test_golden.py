@@ -171,7 +171,9 @@ def test_tokens_from_gguf(path: str) -> None:
 
 
 @pytest.mark.parametrize("file", ["hf", "text-BF16.gguf"])
-@pytest.mark.parametrize("family", ["gemma4_e2b", "gemma4_unified", "qwen2_5_omni", "qwen3_omni_moe"])
+@pytest.mark.parametrize(
+    "family", ["gemma4_e2b", "gemma4_unified", "qwen2_5_omni", "qwen3_omni_moe"]
+)
 def test_audio_of_models_that_see(family: str, file: str) -> None:
     reported = json.loads((HOME[family] / "expected_audio.json").read_text())
     model = folder(family) if file == "hf" else gguf(f"{family}/{file}", folder(family))
