@@ -76,6 +76,15 @@ class Weights:
                 y = ops.lora(y, x, a, b, one.scale, name=f"{name or at}.lora.{one.adapter.name}")
         return y
 
+    def heads(self, x: Node, at: str, *, turned: bool = False, name: str = "") -> Node:
+        """The product of each head with a matrix of its own
+
+        x [T, H, K], or [T, 1, K] for all heads, at.weight [H, N, K], quantized or not, `turned`
+        [H, K, N] -> [T, H, N]
+        """
+        w, quant = self.tensor(f"{at}.weight"), self._quant(f"{at}.weight")
+        return ops.head_matmul(x, w, turned=turned, **quant, name=name or at)
+
     def embed(self, tokens: Node, at: str, scale: float = 1.0) -> Node:
         """Rows of a table times `scale`
 

@@ -38,14 +38,15 @@ def image_features(inputs: TextInputs, part: int, width: int) -> Node:
     return ops.columns(rows, start=part * width, stop=(part + 1) * width, name=f"image_part.{part}")
 
 
-def cache_keys_values(k: Node, v: Node, layer: int, inputs: TextInputs) -> KeysValues:
+def cache_keys_values(k: Node, v: Node | None, layer: int, inputs: TextInputs) -> KeysValues:
     """k, v [T, G, K] written to the layer's cache -> all keys and values of the batch's sequences,
-    [1, S, G, K] each
+    [1, S, G, K] each. Without v keys are the values, too.
     """
-    cache = inputs.state(layer, KV(k.shape[1], k.shape[2]))
+    cache = inputs.state(layer, KV(k.shape[1], k.shape[2], values=v is not None))
     quantized = {"quant": inputs.kv.quant} if inputs.kv.quant else {}
-    kv = ops.kv_store(cache, k, v, inputs.cache_slots(), name=f"blk.{layer}.kv_store", **quantized)
-    keys, values = (
+    slots, name = inputs.cache_slots(), f"blk.{layer}.kv_store"
+    kv = ops.kv_store(cache, k, k if v is None else v, slots, name=name, **quantized)
+    gathered = [
         ops.gather_pages(
             kv,
             inputs.page_table(),
@@ -54,9 +55,9 @@ def cache_keys_values(k: Node, v: Node, layer: int, inputs: TextInputs) -> KeysV
             name=f"blk.{layer}.{name}",
             **inputs.kv.read_as(inputs.dtype, k.shape[2]),
         )
-        for which, name in enumerate(("keys", "values"))
-    )
-    return keys, values
+        for which, name in enumerate(("keys", "values")[: cache.shape[0]])
+    ]
+    return gathered[0], gathered[-1]
 
 
 def context_keys_values(k: Node, v: Node, layer: int, inputs: TextInputs, kv: KV) -> KeysValues:

@@ -108,6 +108,11 @@ FAMILIES = (
         ("deepseek_vl_v2_text", "deepseek_ocr2_text", "unlimited_ocr_text"),
         ("deepseek2-ocr",),
     ),
+    Entry(
+        "mtmd.llm.families.deepseek",
+        ("deepseek_v2", "deepseek_v3", "kimi_k2", "mistral4"),
+        ("deepseek2", "mistral4"),
+    ),
     Entry("mtmd.llm.families.cohere2", ("cohere2",), ("cohere2",)),
     Entry("mtmd.llm.families.hunyuan_vl", ("hunyuan_vl_text",), ("hunyuan_vl",)),
 )
@@ -194,7 +199,8 @@ def gguf_text_family(
     module = import_module(entry.module)
     prefix = f"{architecture}."
     keys = Settings(
-        {k.removeprefix(prefix): metadata[k] for k in metadata if k.startswith(prefix)},
+        {k.removeprefix(prefix): metadata[k] for k in metadata if k.startswith(prefix)}
+        | {"architecture": architecture},
         f"{where}: {architecture}",
     )
     config = {**common_keys(keys, metadata, names), **module.from_gguf(keys, names)}

@@ -145,6 +145,20 @@ class TextInputs:
             self._made[name] = ops.rope_table(positions, divisors, rotary=rotary, name=name)
         return self._made[name]
 
+    def growth(self, temper: tuple[float, float] | None) -> Node | None:
+        """[T, 1, 1], what the queries of each token are multiplied by where they grow with its
+        position: 1 + beta log(1 + floor(position / period)), `temper` being beta and period.
+        """
+        if temper is None:
+            return None
+        beta, period = temper
+
+        def fill(batch: Batch) -> torch.Tensor:
+            periods = (torch.from_numpy(batch.positions[0]) / period).floor()
+            return (1 + beta * (1 + periods).log()).view(-1, 1, 1).to(self.dtype)
+
+        return self._input("inp.temper", (self.tokens, 1, 1), self.dtype, fill)
+
     def cache_slots(self) -> Node:
         return self._input("inp.slots", (self.tokens,), torch.int64, lambda b: b.slots)
 

@@ -56,20 +56,22 @@ class KVType:
 class KV:
     """Keys and values of every token: groups G, head size K. With `rows`, those of what tokens
     attend to beside each other, such as pictures: so many rows, of whole pages, for each sequence.
+    Without `values` keys alone: they are the values, too.
     """
 
     groups: int
     head: int
     rows: int = 0
+    values: bool = True
 
     name = "kv"
 
     def type(self, sequences: int, pages: int, dtype: torch.dtype, kv: KVType) -> Type:  # noqa: ARG002
-        """[2, S, G, K], S = pages * PAGE or sequences * rows; bytes of a head in place of K where
-        it is quantized
+        """[2, S, G, K], or [1, S, G, K] of keys alone, S = pages * PAGE or sequences * rows; bytes
+        of a head in place of K where it is quantized
         """
         rows = sequences * self.rows if self.rows else pages * PAGE
-        return Type.contiguous((2, rows, self.groups, kv.row(self.head)), kv.dtype)
+        return Type.contiguous((1 + self.values, rows, self.groups, kv.row(self.head)), kv.dtype)
 
     def part(self, groups: int) -> KV:
         return replace(self, groups=groups)

@@ -38,7 +38,7 @@ def kv_store(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor, *, quant: str) 
     k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
     slots = slots.contiguous()
     tokens, groups, size = k.shape
-    address = compile_kernel(emit_quantized_store, TYPES[k.dtype], quant, size)
+    address = compile_kernel(emit_quantized_store, TYPES[k.dtype], quant, size, cache.shape[0])
     args = [n for x in (k, v) for n in (x.data_ptr(), *x.stride()[:2])]
     args += [slots.data_ptr(), cache.data_ptr(), cache.stride(0), groups]
     team.run(address, args, tokens * groups, CHUNK)

@@ -44,7 +44,7 @@ from mtmd.kernels.ops.image import (
     unshuffle,
     windows,
 )
-from mtmd.kernels.ops.matmul import lora, matmul, matmul_gated, matmul_gelu
+from mtmd.kernels.ops.matmul import head_matmul, lora, matmul, matmul_gated, matmul_gelu
 from mtmd.kernels.ops.moe import Routing, moe
 from mtmd.kernels.ops.norm import (
     add_layer_norm,
@@ -89,6 +89,7 @@ __all__ = [
     "gelu",
     "gelu_mul",
     "half",
+    "head_matmul",
     "kv_half",
     "kv_store",
     "l2_norm",

@@ -290,7 +290,7 @@ def _paged_traffic(node: Node) -> int:
     assert q is not None and cache is not None and pages is not None and starts is not None
     seen = _paged_keys(node) + -(-q.shape[1] // (starts.shape[0] - 1))
     rows = min(pages.shape[0] * int(node.attrs["size"]), seen * (starts.shape[0] - 1))
-    return q.type.bytes + node.type.bytes + 2 * rows * cache.type.bytes // (2 * cache.shape[1])
+    return q.type.bytes + node.type.bytes + rows * cache.type.bytes // cache.shape[1]
 
 
 def _paged_workspace(node: Node) -> int:
@@ -330,6 +330,8 @@ def paged_attention(
     q [1, T, H, K], cache [2, S, G, K], pages [P], bounds int32 [T, 2] in rows of the P * size
     gathered, starts [sequences + 1] where each sequence begins among the tokens -> [1, T, H, K]
 
+    Keys of a cache [1, S, G, K] are its values, too.
+
     With `eps` each head of q is RMS-normed first, by `q_norm` [K] or ones; with `table` [T, 2, R]
     it is turned then (`rope`). `quant` names the type of rows of a cache u8 [2, S, G, bytes of a
     head].
@@ -343,6 +345,6 @@ def paged_attention(
         gather_pages.reference(
             cache, pages, which=w, size=size, dtype=name_of(q.dtype), quant=quant, head=head
         )
-        for w in (0, 1)
+        for w in (0, cache.shape[0] - 1)
     )
     return attention.reference(q, keys, values, None, bounds, scale=scale, softcap=softcap)

@@ -189,10 +189,7 @@ def _pages_shape(
 ) -> Type:
     need_positions(pages)
     need(
-        len(cache.shape) == 4
-        and cache.shape[0] == 2
-        and which in (0, 1)
-        and cache.shape[1] % size == 0,
+        len(cache.shape) == 4 and 0 <= which < cache.shape[0] and cache.shape[1] % size == 0,
         f"half {which} of cache {list(cache.shape)} in pages of {size}",
     )
     need(dtype is None or dtype in FLOATS, f"dtype {dtype}; expected one of {', '.join(FLOATS)}")
@@ -210,7 +207,7 @@ def _pages_traffic(node: Node) -> int:
     """The pages of the table as they are stored, read, and the result, written."""
     cache, pages = node.operands
     rows = pages.shape[0] * int(node.attrs["size"])
-    return node.type.bytes + rows * cache.type.bytes // (2 * cache.shape[1])
+    return node.type.bytes + rows * cache.type.bytes // (cache.shape[0] * cache.shape[1])
 
 
 @op(shape=_pages_shape, traffic=_pages_traffic)
@@ -226,7 +223,7 @@ def gather_pages(
 ) -> Tensor:
     """The keys (0) or values (1) of a cache's pages, one after another, in `dtype` or the cache's
 
-    cache [2, S, G, K], pages [P] -> [1, P * size, G, K]
+    cache [2, S, G, K], or [1, S, G, K] of keys alone, pages [P] -> [1, P * size, G, K]
 
     `quant` names the type of rows of a cache u8 [2, S, G, bytes of a head]; then K = `head`.
     """
@@ -282,9 +279,10 @@ def kv_store(
 
     cache [2, S, G, K]; k, v [T, G, K]; slots [T]
 
-    `quant` names the type of rows of a cache u8 [2, S, G, bytes of a head].
+    A cache [1, S, G, K] has no place for v: keys are its values, too (arXiv:2405.04434). `quant`
+    names the type of rows of a cache u8 [2, S, G, bytes of a head].
     """
-    for half, rows in zip(cache, (k, v), strict=True):
+    for half, rows in zip(cache, (k, v), strict=False):
         stored = rows.to(cache.dtype) if quant is None else quantize_rows(rows, quant)
         half.index_copy_(0, slots, stored)
     return cache

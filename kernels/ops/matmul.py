@@ -137,3 +137,30 @@ def lora(y: Tensor, x: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
     `scale` has a number for each row of x, or, along dimensions of size 1, for several.
     """
     return y + _low_rank(x, a, b, scale)
+
+
+def _head_shape(x: Type, w: Type, *, turned: bool = False, quant: str | None = None) -> Type:
+    need_floats(x)
+    need(
+        len(x.shape) == len(w.shape) == 3 and x.shape[1] in (1, w.shape[0]),
+        f"x {list(x.shape)} does not have the heads of w {list(w.shape)}, nor one",
+    )
+    rows, values = w.shape[1], w.shape[2] if quant is None else values_in(w, quant)
+    outputs, inner = (values, rows) if turned else (rows, values)
+    need(x.shape[2] == inner, f"x {list(x.shape)} and w {list(w.shape)}: inner sizes differ")
+    need(quant is not None or w.dtype == x.dtype, f"x is {x}, w {w}: of several types")
+    return Type.contiguous((x.shape[0], w.shape[0], outputs), x.dtype)
+
+
+@op(shape=_head_shape, flops=_flops)
+def head_matmul(x: Tensor, w: Tensor, *, turned: bool = False, quant: str | None = None) -> Tensor:
+    """Each head's product with a matrix of its own: x[:, h] @ w[h].T, or, `turned`, x[:, h] @ w[h]
+
+    x [T, H, K], or [T, 1, K] for all heads, w [H, N, K], turned [H, K, N] -> [T, H, N]
+
+    `quant` names the block type of w, which then is u8 [H, N, bytes of K values].
+    """
+    heads = x.transpose(0, 1).expand(w.shape[0], -1, -1)
+    if quant is not None:
+        w = dequantize(w, quant).to(x.dtype)
+    return torch.bmm(heads, w if turned else w.transpose(1, 2)).transpose(0, 1).contiguous()

@@ -197,8 +197,9 @@ def values_in(table: Type, quant: str) -> int:
 
 
 def need_cache(cache: Type, groups: int, head: int, quant: str | None) -> None:
-    """Refuse what is no cache [2, S, G, K] of so many groups and of heads of that size: of u8, with
-    the bytes of a head in place of K, where `quant` names the type of its rows.
+    """Refuse what is no cache [P, S, G, K] of so many groups and of heads of that size: of u8, with
+    the bytes of a head in place of K, where `quant` names the type of its rows. P is 2 for keys and
+    values, 1 where keys are the values, too.
     """
     row = head
     if quant is not None:
@@ -208,9 +209,9 @@ def need_cache(cache: Type, groups: int, head: int, quant: str | None) -> None:
     else:
         need_floats(cache)
     need(
-        len(cache.shape) == 4 and cache.shape[0] == 2 and cache.shape[2:] == (groups, row),
+        len(cache.shape) == 4 and cache.shape[0] in (1, 2) and cache.shape[2:] == (groups, row),
         f"cache {cache} of {groups} heads of {head} values in {quant or 'floats'}, expected "
-        f"[2, S, {groups}, {row}]",
+        f"[1 or 2, S, {groups}, {row}]",
     )
 
 

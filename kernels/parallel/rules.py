@@ -126,6 +126,23 @@ def _matmul(dims: Dims, node: Node, states: list[State]) -> Located:
     return Located((WHOLE, rows, *((rows,) if bias else more)), out)
 
 
+@rule("head_matmul")
+def _head_matmul(dims: Dims, node: Node, states: list[State]) -> Located:
+    """Split by heads: as x is, or, where all heads read the same, each rank's own."""
+    x = states[0]
+    if isinstance(x, Split):
+        if x.axis != 1:
+            raise Conflict(_dims(x), "a product reads whole heads")
+        return Located((x, Split(0, x.segments)), x)
+    size = _size(node, 1, 0)
+    if _size(node, 0, 1) == size:
+        return all_whole(node)
+    heads = settled(dims, 1, ((Fraction(size), dims.fresh(node.name, size)),))
+    if not isinstance(heads, Split):
+        return all_whole(node)
+    return Located((WHOLE, Split(0, heads.segments)), heads)
+
+
 @rule("lora")
 def _lora(dims: Dims, node: Node, states: list[State]) -> Located:  # noqa: ARG001
     """Split as the product that it is added to. Its sum is partial, too, where x is split by
@@ -425,9 +442,17 @@ def _heads(
     return fine, several
 
 
+def _one_group(node: Node, heads: State, axis: int) -> bool:
+    """Return whether heads are split that all read one group, which every rank can have."""
+    return isinstance(heads, Split) and heads.axis == axis and _size(node, 1, 2) == 1
+
+
 @rule("attention")
 def _attention(dims: Dims, node: Node, states: list[State]) -> Located:
     q, k, v = states[:3]
+    if k == v == WHOLE and _one_group(node, q, 2):
+        _check_mask(node, (q, k, v))
+        return _others(node, q, q)
     if isinstance(k, Split) and isinstance(v, Split) and k.axis == v.axis:
         dims.unify(k.segments, v.segments)
     elif isinstance(k, Split) or isinstance(v, Split):
@@ -465,6 +490,10 @@ def _relative(dims: Dims, node: Node, states: list[State]) -> Located:
 
 @rule("attn_scores")
 def _attn_scores(dims: Dims, node: Node, states: list[State]) -> Located:
+    q = states[0]
+    if isinstance(q, Split) and states[1] == WHOLE and _one_group(node, q, 2):
+        _check_mask(node, states[:2])
+        return _others(node, q, Split(1, q.segments))
     result = _heads(
         dims, node, (states[0], 2, _size(node, 0, 2)), (states[1], 2, _size(node, 1, 2))
     )
@@ -494,6 +523,9 @@ def _attn_softmax(dims: Dims, node: Node, states: list[State]) -> Located:
 
 @rule("attn_mix")
 def _attn_mix(dims: Dims, node: Node, states: list[State]) -> Located:
+    weights = states[0]
+    if isinstance(weights, Split) and states[1] == WHOLE and _one_group(node, weights, 1):
+        return _others(node, weights, Split(2, weights.segments))
     result = _heads(
         dims, node, (states[0], 1, _size(node, 0, 1)), (states[1], 2, _size(node, 1, 2))
     )

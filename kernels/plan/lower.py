@@ -36,6 +36,7 @@ DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # Tokens whose attention is summed up in the same order however many of them there are, so that an
 # answer is the same to the last bit with tokens proposed and without.
 ALIKE = 8
+TOGETHER = 16  # heads that one unit of attention computes, of a group that is alone
 MAX_ROWS = 16  # of a product: with more, torch's products are faster
 WORTH = 4096  # values of a chunk, at least, of a kernel that does little with each: about 1 us
 ALIGN = 64
@@ -638,9 +639,11 @@ def _emit_store(low: Lowering, node: Node, inputs: Operands) -> None:
     quant = node.attrs.get("quant")
     if quant is None:
         args.append(size)
-        address = compile_kernel(rows.emit_store, name_of(k), name_of(cache))
+        address = compile_kernel(rows.emit_store, name_of(k), name_of(cache), cache.shape[0])
     else:
-        address = compile_kernel(kv_rows.emit_quantized_store, name_of(k), quant, size)
+        address = compile_kernel(
+            kv_rows.emit_quantized_store, name_of(k), quant, size, cache.shape[0]
+        )
     low.add(address, args, tokens * groups, max(WORTH // size, 1), node.name, again=False)
 
 
@@ -676,9 +679,19 @@ def _rejects_attention(low: Lowering, node: Node, inputs: Operands) -> str | Non
         return "keys and values of different pages"
     if q.shape[0] != 1 or not _dense_rows(q.type):
         return "a batch of several"
-    if max(q.shape[3], v.shape[3]) > 512 or q.shape[2] // k.shape[2] > 32:
-        return f"heads of {q.shape[3]}, {q.shape[2] // k.shape[2]} in a group"
-    return None
+    per_group = q.shape[2] // k.shape[2]
+    if max(q.shape[3], v.shape[3]) > attention.MAX_HEAD:
+        return f"heads of {q.shape[3]}"
+    return f"{per_group} heads in a group" if per_group > 32 and k.shape[2] > 1 else None
+
+
+def _at_once(per_group: int, groups: int) -> int:
+    """Return of how many heads of a group a unit of attention computes. A group that is alone is
+    cut into equal parts, each a unit of its own.
+    """
+    if groups > 1 or per_group <= TOGETHER:
+        return per_group
+    return next(n for n in range(TOGETHER, 0, -1) if per_group % n == 0)
 
 
 def _emit_attention(low: Lowering, node: Node, inputs: Operands) -> None:
@@ -689,14 +702,18 @@ def _emit_attention(low: Lowering, node: Node, inputs: Operands) -> None:
     values, _ = low.inputs[v]
     assert keys is not None and values is not None and pages is not None
     softcap, to = node.attrs.get("softcap"), low.make(node)
+    heads = _at_once(count // groups, groups)
+    of_keys, of_values = keys.type.strides[2], values.type.strides[2]
+    if heads * groups < count:  # all of them read the only group
+        groups, of_keys, of_values = count // heads, 0, 0
     maximum = _splits(groups if tokens <= ALIKE else tokens * groups)
-    splits = max(1, min(maximum, pages.shape[0] // attention.FEW))
+    splits = max(1, min(maximum, -(-pages.shape[0] // attention.FEW)))
     address = compile_kernel(
         attention.emit_attention,
         (name_of(q), k.attrs.get("quant") or name_of(keys), name_of(node)),
         size,
         value,
-        count // groups,
+        heads,
         softcap is not None,
         16 if compiler().cpu.has("avx512f") else 4,
         mask is not None,
@@ -709,12 +726,7 @@ def _emit_attention(low: Lowering, node: Node, inputs: Operands) -> None:
     ]
     token, head = node.type.strides[1:3]
     args: list[Location] = [low.location(q), *q.type.strides[1:3], *halves, keys.type.strides[1]]
-    args += [
-        keys.type.strides[2],
-        values.type.strides[2],
-        low.location(pages),
-        low.location(bounds),
-    ]
+    args += [of_keys, of_values, low.location(pages), low.location(bounds)]
     args += [groups, splits, to, token, head, parts]
     args += [bits(node.attrs["scale"]), bits(softcap or 0.0), maximum]
     args += [] if mask is None else [low.location(mask), mask.shape[1]]
@@ -986,12 +998,16 @@ def _chosen(
     width: int,
     chosen: Location,
     to: Location,
+    spacing: int | None = None,
 ) -> None:
-    """One of the three products: `count` rows of x, each for `each` experts."""
+    """One of the three products: `count` rows of x, `spacing` numbers from each to the next or one
+    behind the other, each for `each` experts.
+    """
     kind, n = node.attrs.get(f"{part}_quant") or _kind(node, table), table.shape[1]
     kernel = products.product(kind, 1, name_of(x), name_of(x))
     low.scratch = max(low.scratch, kernel.scratch(width))
-    step, stride = width * x.dtype.itemsize, width
+    stride = width
+    step = (width if spacing is None else spacing) * x.dtype.itemsize
     if kernel.prepare is not None:
         here = low.prepared_at(here, count, width, kernel.prepare, f"{node.name}.{part}")
         step = stride = kernel.prepare.bytes(width)
@@ -1001,6 +1017,39 @@ def _chosen(
     address = compile_kernel(experts_.emit_chosen)
     grain = products.grain(kind, width)
     low.add(address, args, count * each * n, grain, f"{node.name}.{part}")
+
+
+def _rejects_heads(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    x, w = inputs
+    assert x is not None and w is not None
+    if x.shape[0] > MAX_ROWS:
+        return f"{x.shape[0]} rows, more than {MAX_ROWS}"
+    if w.op != "weight":
+        return "its weight is computed"
+    if node.attrs.get("turned"):
+        return "rows and columns of its weight exchanged"
+    if products.too_narrow(kind := _kind(node, w), x.shape[2]):
+        return f"rows of {x.shape[2]} values in {kind}"
+    return None if _head_stride(x) is not None else "heads with gaps of two sizes"
+
+
+def _head_stride(x: Node) -> int | None:
+    """Return how many numbers lie from one head to the next, of the same token or another; None
+    where that differs.
+    """
+    (tokens, heads, _), (token, head, one) = x.shape, x.type.strides
+    alike = heads > 1 and (tokens == 1 or token == heads * head)
+    return head if alike and one == 1 else token if heads == one == 1 else None
+
+
+def _emit_heads(low: Lowering, node: Node, inputs: Operands) -> None:
+    """The products of experts, each head being one that all its rows choose."""
+    x, w = inputs
+    assert x is not None and w is not None
+    tokens, heads, width = x.shape
+    chosen = low.constant(torch.arange(heads).repeat(tokens))
+    here, to = low.location(x), low.make(node)
+    _chosen(low, node, "w", x, here, tokens * heads, 1, w, width, chosen, to, _head_stride(x))
 
 
 _EACH = Rule(_rejects_each, _emit_each)
@@ -1027,6 +1076,7 @@ RULES: Mapping[str, Rule] = {
     "columns": _VIEW,
     "kv_half": _VIEW,
     "matmul": Rule(_rejects_matmul, _emit_matmul),
+    "head_matmul": Rule(_rejects_heads, _emit_heads),
     "lora": Rule(_rejects_lora, _emit_lora),
     "short_conv": Rule(_rejects_conv, _emit_conv),
     "gated_delta": Rule(_rejects_delta, _emit_delta),

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from mtmd.base.errors import ModelError
@@ -16,7 +15,7 @@ from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, adjacent_pairs
 from mtmd.kernels.checkpoint.rotary import Rotary, read_rotary, rope_settings
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.graph import Node, WeightSource, graph_input
+from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 from mtmd.llm.blocks import (
@@ -151,7 +150,7 @@ class LlamaText:
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, inputs.dtype)
         divisors = w.tensor("rope_freqs.weight", torch.float32) if self.divided else None
-        angles, temper = inputs.angles(self.rotary, divisors=divisors), self._temper(inputs)
+        angles, temper = inputs.angles(self.rotary, divisors=divisors), inputs.growth(self.temper)
         bounds, times = inputs.bounds(self.window), self.times
         x = token_embeddings(inputs, w)
         if times:
@@ -187,26 +186,6 @@ class LlamaText:
         if self.times:
             y = ops.scale(y, factor=self.times.residual, name=f"{at}_scaled")
         return ops.add(y, x, name=f"{at}_residual")
-
-    def _temper(self, inputs: TextInputs) -> Node | None:
-        """Return what each query is multiplied by, [T, 1, 1]: 1 + beta log(1 + floor(position /
-        period))
-        """
-        if self.temper is None:
-            return None
-        beta, period = self.temper
-        return graph_input(
-            "inp.temper",
-            (inputs.tokens, 1, 1),
-            inputs.dtype,
-            lambda b: _growth(b.positions[0], beta, period).to(inputs.dtype),
-        )
-
-
-def _growth(positions: np.ndarray, beta: float, period: float) -> torch.Tensor:
-    """fp32 [T, 1, 1]"""
-    periods = (torch.from_numpy(positions) / period).floor()
-    return (1 + beta * (1 + periods).log()).view(-1, 1, 1)
 
 
 def to_gguf(text: LlamaText) -> GgufText:

@@ -84,6 +84,14 @@ CASED_SINGLE_DIGITS = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}|"
     + O200K_END
 )
+# Moonshot's (tokenization_kimi.py of its models): o200k's words, in which there are no Chinese
+# characters, which are words of their own.
+UPPER_ELSE, LOWER_ELSE = (rf"(?:(?!\p{{Han}}){letters})" for letters in (UPPER, LOWER))
+HAN_WORDS = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER_ELSE}*{LOWER_ELSE}+{CONTRACTION}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{UPPER_ELSE}+{LOWER_ELSE}*{CONTRACTION}?|\p{{N}}{{1,3}}|"
+    + AFTER_NUMBERS
+)
 
 IDEOGRAPHS = r"\x{4E00}-\x{9FA5}"
 ASIAN = rf"[{IDEOGRAPHS}\x{{800}}-\x{{4E00}}\x{{AC00}}-\x{{D7FF}}]+"
@@ -158,6 +166,7 @@ FAMILIES = {
     "deepseek-coder": PreTokenizer(
         (cut(r"[\r\n]"), cut(r"\s?\p{L}+"), cut(r"\s?\p{P}+"), cut(ASIAN), digits, to_bytes)
     ),
+    "kimi-k2": PreTokenizer((cut(HAN_WORDS), to_bytes), ignore_merges=True),
     "deepseek-v3": _BY_SCRIPT,
     "hunyuan-dense": _BY_SCRIPT,
     # The digits are looked for after the bytes became characters, among which are ² and ¼: kept as

@@ -35,6 +35,7 @@ MODULES = (
     "minicpmv4_6",
     "paddleocr_vl",
     "hunyuan_vl",
+    "kimi_k25",
 )
 ROWS: dict[str, Row] = {name: import_module(name).ROW for name in MODULES}
 CASES: list[tuple[str, str]] = [

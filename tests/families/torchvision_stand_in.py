@@ -64,10 +64,13 @@ def normalize(image: torch.Tensor, mean: Any, std: Any, inplace: bool = False) -
     return (image.sub_(mean) if inplace else image.sub(mean)).div_(std)
 
 
-def pad(image: torch.Tensor, padding: list[int], fill: Any = 0) -> torch.Tensor:
+def pad(
+    image: torch.Tensor, padding: list[int], fill: Any = 0, padding_mode: str = "constant"
+) -> torch.Tensor:
     """[..., 3, H, W] with `fill` of each channel left, above, right and below, as
     torchvision.transforms.v2.functional.pad.
     """
+    assert padding_mode == "constant"
     left, top, right, bottom = padding
     *lead, height, width = image.shape
     colors = torch.as_tensor(fill, dtype=image.dtype).view(-1, 1, 1)

@@ -147,6 +147,18 @@ def _matmul(d: Draw) -> Case:
     ], {}
 
 
+def _head_matmul(d: Draw) -> Case:
+    heads, inner, outer, turned = d.size(1, 2, 3, 7), d.size(), d.size(), d.maybe()
+    x = d.values(d.size(), d.rng.choice((1, heads)), inner)
+    if not turned and d.maybe():
+        kind, w = d.blocks(heads * outer)
+        inner = w.shape[1] // BLOCKS[kind].bytes * BLOCKS[kind].values
+        x = d.values(d.size(), heads, inner)
+        return [x, w.view(heads, outer, -1)], {"quant": kind}
+    w = d.values(heads, inner, outer) if turned else d.values(heads, outer, inner)
+    return [x, w], {"turned": turned}
+
+
 def _lora(d: Draw) -> Case:
     inner, outer, rank = d.size(), d.size(), d.size()
     lead = [d.batch(), d.size()][d.rng.randint(0, 1) :]
@@ -575,7 +587,7 @@ def _kv_store(d: Draw) -> Case:
     slots, groups, width = d.size(), d.size(1, 3), d.size()
     tokens = d.rng.randint(1, slots)
     k, v = d.values(tokens, groups, width), d.values(tokens, groups, width)
-    cache, how = _stored(d, d.values(2, slots, groups, width))
+    cache, how = _stored(d, d.values(d.size(1, 2, 2), slots, groups, width))
     return [cache, k, v, d.locations(tokens, slots)], how
 
 
@@ -591,10 +603,11 @@ def _gather_pages(d: Draw) -> Case:
     size, count = d.size(1, 2, 4), d.size(1, 2, 5)
     pages = torch.tensor([d.rng.randrange(count) for _ in range(d.size(1, 2, 7))])
     head = d.size()
-    cache, how = _stored(d, d.values(2, count * size, d.size(1, 3), head))
+    halves = d.size(1, 2, 2)
+    cache, how = _stored(d, d.values(halves, count * size, d.size(1, 3), head))
     if how:
         how |= {"head": head, "dtype": name_of(d.dtype)}
-    return [cache, pages], {"which": d.rng.randint(0, 1), "size": size, **how}
+    return [cache, pages], {"which": d.rng.randrange(halves), "size": size, **how}
 
 
 def _paged_attention(d: Draw) -> Case:
@@ -618,7 +631,7 @@ def _paged_attention(d: Draw) -> Case:
         else None
     )
     norm = d.values(width, dtype=torch.float32) if eps and d.maybe() else None
-    cache, how = _stored(d, d.values(2, stored * size, groups, width))
+    cache, how = _stored(d, d.values(d.size(1, 2, 2), stored * size, groups, width))
     return [
         d.values(1, sum(new), groups * d.size(1, 2, 4), width),
         cache,
@@ -801,6 +814,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "gelu": _gelu,
     "gelu_mul": _gelu_mul,
     "half": _half,
+    "head_matmul": _head_matmul,
     "kv_half": _kv_half,
     "kv_store": _kv_store,
     "l2_norm": _l2_norm,

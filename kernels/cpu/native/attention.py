@@ -18,6 +18,7 @@ from mtmd.kernels.quantization.kv_rows import BLOCK, ROW_TYPES
 PAGE = 32
 LANES = 16
 LINE = 64  # bytes that memory is asked for at once
+MAX_HEAD = 640  # values: q and sums of a unit's heads stay in the second cache
 FEW = 2  # pages of a split, at least: fewer are not worth the putting together
 ROOM = 16  # float32 before a split's sum, that hold its largest score and its total
 NOTHING, LOWEST = float("-inf"), -3.4028234663852886e38

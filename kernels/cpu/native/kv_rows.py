@@ -43,8 +43,8 @@ def read_half(
     return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).half_to_f32() * scale
 
 
-def emit_quantized_store(e: Emitter, x: str, kind: str, size: int) -> None:
-    """The `kv_store` op into quantized rows
+def emit_quantized_store(e: Emitter, x: str, kind: str, size: int, halves: int) -> None:
+    """The `kv_store` op into quantized rows; keys alone if `halves` is 1
 
     args: k, k outer, k inner, v, v outer, v inner, slots (int64), cache, bytes of a half, G. Units:
     tokens times G.
@@ -56,7 +56,7 @@ def emit_quantized_store(e: Emitter, x: str, kind: str, size: int) -> None:
         t = unit // groups
         g = unit - t * groups
         to = (e.load(slots, I64, t) * groups + g) * of.row_bytes(size)
-        for which, (source, outer, inner) in enumerate(sources):
+        for which, (source, outer, inner) in enumerate(sources[:halves]):
             _Row(e, x, of, size, source, t * outer + g * inner, cache.at(to + half * which)).write()
 
 

@@ -282,8 +282,9 @@ def emit_put(e: Emitter, rows: str, x: str, add: bool) -> None:
             e.write(x_ptr, x, to + c, value, mask)
 
 
-def emit_store(e: Emitter, x: str, cache: str) -> None:
-    """The `kv_store` op: keys and values of tokens to their slots of the cache
+def emit_store(e: Emitter, x: str, cache: str, halves: int) -> None:
+    """The `kv_store` op: keys and values of tokens to their slots of the cache; keys alone if
+    `halves` is 1
 
     args: k, k outer, k inner, v, v outer, v inner, slots (int64), cache, elements of a half, G, K.
     Units: tokens times G.
@@ -293,7 +294,7 @@ def emit_store(e: Emitter, x: str, cache: str) -> None:
     with e.loop(e.first, e.last) as unit:
         t, g = _two(unit, groups)
         to = (e.load(slots, I64, t) * groups + g) * size
-        for which, (source, outer, inner) in enumerate(sources):
+        for which, (source, outer, inner) in enumerate(sources[:halves]):
             at, begin = t * outer + g * inner, to + half * which
             for c, mask in e.spans(0, size, LANES):
                 e.write(out, cache, begin + c, e.read(source, x, at + c, LANES, mask), mask)

@@ -12,7 +12,7 @@ import torch
 from mtmd.kernels.gpu.launch import Call, power_of_two
 from mtmd.kernels.graph import Type
 
-MAX_HEAD = 512
+MAX_HEAD = 576
 # The keys of a launch are shared out if it has at most so many tokens, as decoding a batch does;
 # then so many programs are wanted (two for each processor of an A100, H100 or MI300, about) and
 # each gets at least so many blocks of keys. Not measured.
@@ -62,13 +62,14 @@ def parts(size: int, exact: bool = False) -> tuple[int, int]:
     """A head size as two powers of two that cover it, the second 0 or at least 16: 72 = 64 + 16, 80
     = 64 + 16, 88 = 64 + 32.
 
-    Above 256 the first is 256. Elsewhere, where both would be equal they are one (112 = 64 + 64 =
-    128): a third part would cover 112 exactly, for 12 % less arithmetic at the price of a third
-    accumulator and a third kind of load. exact: of scores in fp32, where a product of one part
-    would have all of a row in registers at once: 64 is 32 + 32, and 128 is 64 + 64.
+    Above 256 the first is 256, above 512 it is 512. Elsewhere, where both would be equal they are
+    one (112 = 64 + 64 = 128): a third part would cover 112 exactly, for 12 % less arithmetic at the
+    price of a third accumulator and a third kind of load. exact: of scores in fp32, where a product
+    of one part would have all of a row in registers at once: 64 is 32 + 32, and 128 is 64 + 64.
     """
     if size > 256:
-        return 256, max(16, power_of_two(size - 256))
+        first = 512 if size > 512 else 256
+        return first, max(16, power_of_two(size - first))
     first = max(16, 1 << (size.bit_length() - 1))
     second = 0 if first >= size else max(16, power_of_two(size - first))
     if second == first:
@@ -99,9 +100,9 @@ def choose_tile(width: int, dtype: torch.dtype, rows: int, masked: bool) -> Tile
         # Decoding: 16 rows, the smallest block that a matrix instruction takes.
         if width <= 128:
             return Tile(16, 64, 4, 2)
-        return Tile(16, 32, 4, 2) if width <= 256 else Tile(16, 16, 4, 2)
+        return Tile(16, 32, 4, 2) if width <= 256 else Tile(16, 16, 4, 1 + (width <= 512))
     if width > 128:
-        return Tile(64, 32, 8, 2) if width <= 256 else Tile(32, 16, 8, 2)
+        return Tile(64, 32, 8, 2) if width <= 256 else Tile(32, 16, 8, 1 + (width <= 512))
     if rows <= 64:
         return Tile(64, 64, 4, 2) if width <= 96 else Tile(64, 32, 4, 2)
     # A mask is loaded ahead as well: 32 KiB for each stage.

@@ -34,21 +34,23 @@ def problem(
     pairs: str = "half",
     parts: int = 1,
     stored: str | None = None,
+    halves: int = 2,
 ) -> Problem:
     """Make a problem: for each sequence the tokens it has before, and those of this batch.
 
     `window`: each token sees so many, itself counted. `block`: tokens of a batch see each other in
     both directions. `spare`: pages of the table beyond those in use. `fused`: q is some columns of
     a wider buffer. `turned`: pairs of q that are turned on the way; `norm`: it is normalised
-    before. `stored`: the cache's type, where it is not q's. Pages are all over the cache; those
+    before. `stored`: the cache's type, where it is not q's; `halves` 1: of keys that are values,
+    too. Pages are all over the cache; those
     that are in no table hold NaN.
     """
     counts = [-(-(before + new) // size) for before, new in sequences]
     total, tokens = sum(counts), sum(new for _, new in sequences)
     rows = total + spare + 3
     pages = torch.randperm(rows, generator=rng)[: total + spare]
-    cache = torch.full((2, rows, size, groups, width), torch.nan)
-    cache[:, pages] = torch.randn(2, len(pages), size, groups, width, generator=rng)
+    cache = torch.full((halves, rows, size, groups, width), torch.nan)
+    cache[:, pages] = torch.randn(halves, len(pages), size, groups, width, generator=rng)
     bounds, base = [], 0
     for (before, new), count in zip(sequences, counts, strict=True):
         for own in range(base + before, base + before + new):
@@ -116,6 +118,10 @@ CASES = (
     problem(128, ((257, 1), (1, 1)), 7, 1, _B, stored="fp8", turned=64),
     problem(96, ((100, 2),), 4, 4, stored="fp8"),
     problem(256, ((130, 1), (7, 1)), 8, 4, _B, softcap=5.0, stored="q4_0"),
+    problem(576, ((33, 1),), 16, 1, _B, halves=1),
+    problem(320, ((33, 2), (5, 1)), 48, 1, _B, halves=1),
+    problem(72, ((40, 5), (70, 1)), 64, 1, halves=1),
+    problem(96, ((40, 1), (3, 1)), 44, 1, _B, halves=1, stored="q8_0"),
 )
 
 
@@ -149,6 +155,9 @@ USES = {
     "paged, decoding over 4096 keys, 14 heads over 2, head 64": _decode(64, 1, 4095, 14, 2),
     "paged, decoding over 4096 keys, 32 heads over 4, head 80": _decode(80, 1, 4095, 32, 4),
     "paged, decoding over 4096 keys, 16 heads over 2, head 512": _decode(512, 1, 4095, 16, 2),
+    "paged, decoding over 4096 keys, 64 heads over 1 latent, head 576": _decode(
+        576, 1, 4095, 64, 1, halves=1
+    ),
     "paged, decoding 64 sequences and a prompt of 448, head 128": problem(
         128, (*(((2047, 1),) * 64), (0, 448)), 32, 8, _B
     ),

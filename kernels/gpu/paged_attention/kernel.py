@@ -53,13 +53,15 @@ from mtmd.kernels.quantization.kv_rows import BLOCK, blocks_of
 # the keys of a block of rows, and the blocks of keys each takes at least. Not measured.
 REQUESTED, MAX_SPLITS, MINIMUM = 256, 128, 2
 MAX_TURNED = 16  # rows of a block whose queries are normalised and turned as they are loaded
-MAX_GROUP = 32  # query heads of a key head: rows of the smallest tile that takes several
+MAX_GROUP = 32  # query heads that a block reads a key head for: rows of the smallest tile that
+# takes several; those of a larger group are shared out among blocks
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Operands of `paged_attention`: q [1, T, H, K], cache [2, S, G, K], pages [P], bounds [T, 2],
-    starts [sequences + 1], table [T, 2, R], q_norm [K] -> [1, T, H, K], contiguous
+    """Operands of `paged_attention`: q [1, T, H, K], cache [2, S, G, K], or [1, S, G, K] of keys
+    that are values, too, pages [P], bounds [T, 2], starts [sequences + 1], table [T, 2, R],
+    q_norm [K] -> [1, T, H, K], contiguous
     """
 
     q: Type
@@ -81,10 +83,11 @@ class Operands:
 
 @triton.jit(do_not_specialize=["S", "keys", "splits"])
 def paged_attention_kernel(p, s, S, keys, H, splits, C: tl.constexpr):
-    """ROWS rows (tokens x query heads of a group) of one sequence and key head. Strides of q count
-    ALIGN elements, those of the cache too, or, where it is quantized, ROW_ALIGN bytes; `v_from` is
-    the step from a key to its value. SEARCH: steps that find one of S sequences. With SPLIT, `out`
-    is fp32 [T, H, splits, K] and `sums` fp32 [T, H, splits, 2]: o, m and z of a part of the keys.
+    """ROWS rows (tokens x GROUP query heads) of one sequence and key head, which SHARED blocks of
+    heads read. Strides of q count ALIGN elements, those of the cache too, or, where it is
+    quantized, ROW_ALIGN bytes; `v_from` is the step from a key to its value. SEARCH: steps that
+    find one of S sequences. With SPLIT, `out` is fp32 [T, H, splits, K] and `sums` fp32 [T, H,
+    splits, 2]: o, m and z of a part of the keys.
     """
     GROUP: tl.constexpr = C.GROUP
     KEYS: tl.constexpr = C.KEYS
@@ -118,7 +121,7 @@ def paged_attention_kernel(p, s, S, keys, H, splits, C: tl.constexpr):
             q = load_queries(p.q, q_rows, C)
         if p.cache.dtype.element_ty == tl.uint8:  # products of rotated vectors are the same
             q = _rotated(q[0], q[1], p.q.dtype.element_ty == tl.float32, C)
-        k_from = head.to(tl.int64) * s.row_head
+        k_from = (head // C.SHARED).to(tl.int64) * s.row_head
         m, z, o1, o2 = empty_state(C)
 
         first_seen = tl.min(tl.where(lo <= hi, lo, keys), 0)
@@ -263,8 +266,11 @@ def rejects(o: Operands) -> str | None:
     ):
         if kind is not None and not kind.is_contiguous:
             return f"{name} has strides {list(kind.strides)}; the kernel needs it contiguous"
-    if heads // groups > MAX_GROUP:
-        return f"{heads // groups} query heads of a key head; the kernel takes up to {MAX_GROUP}"
+    if heads // groups > MAX_GROUP and _at_once(o) < 8:
+        return (
+            f"{heads // groups} query heads of a key head; the kernel takes up to {MAX_GROUP}, or "
+            "what can be shared out in equal parts of 8 at least"
+        )
     scale, softcap = o.scale, o.softcap
     if not (scale > 0 and isfinite(scale)) or (
         softcap is not None and not (softcap > 0 and isfinite(softcap))
@@ -289,15 +295,23 @@ def rejects(o: Operands) -> str | None:
     return None
 
 
+def _at_once(o: Operands) -> int:
+    """Return for how many query heads a block reads a key head: no more than the rows of a tile."""
+    group = o.q.shape[2] // o.cache.shape[2]
+    wide = o.q.dtype == torch.float32 and o.q.shape[3] > 256
+    maximum = min(group, 16 if wide else MAX_GROUP)
+    return next(n for n in range(maximum, 0, -1) if group % n == 0)
+
+
 def choose_launch(o: Operands) -> tuple[Tile, int]:
     """The tile, and by how many programs the keys of each block of rows are shared out."""
     tokens, heads, width = o.q.shape[1:]
-    sequences, groups = o.starts.shape[0] - 1, o.cache.shape[2]
-    group = heads // groups
+    sequences, group = o.starts.shape[0] - 1, _at_once(o)
+    groups = heads // group
     rows = max(-(-tokens // sequences), 1) * group
     tile = choose_tile(width, o.q.dtype, rows, False)
     if width > 128 and tile.rows > 32:  # more would spill on cuda:80: places take registers, too
-        tile = Tile(32, 32, 4, 2) if width <= 256 else Tile(32, 16, 8, 2)
+        tile = Tile(32, 32, 4, 2) if width <= 256 else replace(tile, rows=32)
     if tile.rows < group:  # in fp32, whose tile for few rows is the smallest there is
         tile = choose_tile(width, o.q.dtype, 32, False)
     if o.quant is not None and width > 64:  # codes and scales take registers, too
@@ -312,7 +326,7 @@ def choose_launch(o: Operands) -> tuple[Tile, int]:
 def plan_call(o: Operands) -> Call:
     tokens, heads, width = o.q.shape[1:]
     rows, groups = o.cache.shape[1:3]
-    sequences, group = o.starts.shape[0] - 1, heads // groups
+    sequences, group = o.starts.shape[0] - 1, _at_once(o)
     tile, splits = choose_launch(o)
     first, second = head_parts(blocks_of(width) * BLOCK if o.quant else width)
     row = o.cache.shape[3]
@@ -320,7 +334,8 @@ def plan_call(o: Operands) -> Call:
         "q_step": o.q.strides[1] if tokens > 1 else 0,
         "q_head": o.q.strides[2] if heads > 1 else 0,
     }
-    of_cache = {"row_step": groups * row, "row_head": row, "v_from": rows * groups * row}
+    v_from = rows * groups * row if o.cache.shape[0] > 1 else 0
+    of_cache = {"row_step": groups * row, "row_head": row, "v_from": v_from}
     # What all of them share, up to 16, tells the compiler how wide it may load (`load_columns`).
     if o.quant is None:
         align = row_align = gcd(16, *of_q.values(), *of_cache.values())
@@ -339,6 +354,7 @@ def plan_call(o: Operands) -> Call:
     }
     constants: dict[str, int | bool | str] = {
         "GROUP": group,
+        "SHARED": heads // groups // group,
         "K": width,
         "K1": first,
         "K2": second,
@@ -364,7 +380,7 @@ def plan_call(o: Operands) -> Call:
     if o.quant is not None:
         constants |= {**kv_rows.constants(o.quant, width), "ROW_ALIGN": row_align}
     blocks = tokens // (tile.rows // group) + sequences
-    programs = blocks * groups * splits if tokens * heads else 0
+    programs = blocks * (heads // group) * splits if tokens * heads else 0
     return Call(scalars, constants, programs, tile.warps, tile.stages)
 
 

@@ -48,8 +48,8 @@ TILE = 1024  # values of a program
 
 @dataclass(frozen=True)
 class Operands:
-    """Operands of `kv_store` and `rope_store`: cache [2, S, G, K], k and v [T, G, K] -> the
-    cache
+    """Operands of `kv_store` and `rope_store`: cache [2, S, G, K], or [1, S, G, K] of keys alone, k
+    and v [T, G, K] -> the cache
     """
 
     cache: Type
@@ -69,15 +69,15 @@ class Operands:
 @triton.jit(do_not_specialize=["N"])
 def kv_store_kernel(p, s, N, G, C: tl.constexpr):
     """ROWS of N rows, a head of a token each: even programs write keys, odd ones values, `v_from`
-    elements behind.
+    elements behind; of one HALF all write keys.
     """
-    row = (tl.program_id(0) // 2).to(tl.int64) * C.ROWS + tl.arange(0, C.ROWS)
+    row = (tl.program_id(0) // C.HALVES).to(tl.int64) * C.ROWS + tl.arange(0, C.ROWS)
     there = row < N
     g, t = row % G, row // G
     c = tl.arange(0, C.COLUMNS)
     to = (tl.load(p.slots + t, mask=there, other=0) * G + g) * C.ROW
     written = there[:, None] & (c < C.K)[None, :]
-    if tl.program_id(0) % 2 == 0:
+    if tl.program_id(0) % C.HALVES == 0:
         rows = t * s.k_step + g * s.k_head
         scale = to.to(tl.float32)
         if C.NORM:
@@ -150,11 +150,12 @@ def plan(o: Operands) -> Plan:
             "NORM": o.eps is not None,
             "WEIGHT": o.norm is not None,
             "V_NORM": o.v_eps is not None,
+            "HALVES": o.cache.shape[0],
             "ROWS": rows,
             "COLUMNS": columns,
             **constants(o.quant, width),
         },
-        2 * -(-tokens * groups // rows) if width else 0,
+        o.cache.shape[0] * -(-tokens * groups // rows) if width else 0,
         4,
         1,
     )
@@ -177,12 +178,14 @@ def problem(
     parts: int = 1,
     fused: bool = False,
     quant: str | None = None,
+    halves: int = 2,
 ) -> Problem:
     """T tokens, G key heads of K values. `turned` 0: `kv_store`. `fused`: k and v are columns of
-    one buffer. `stored`: the cache's type. Columns that are not theirs hold NaN.
+    one buffer. `stored`: the cache's type; `halves` 1: of keys alone. Columns that are not theirs
+    hold NaN.
     """
     rows, size = 2 * tokens + 3, groups * width
-    cache = torch.randn(2, rows, groups, width, generator=rng)
+    cache = torch.randn(halves, rows, groups, width, generator=rng)
     cache = quantize_rows(cache, quant) if quant else cache.to(stored or dtype)
     kind = {"quant": quant} if quant else {}
     both = torch.full((tokens, 2 * size + 8 * fused), torch.nan)
@@ -214,6 +217,8 @@ PLAIN = (
     problem(4, 2, 128, dtype=_B, quant="fp8"),
     problem(2, 1, 20, quant="fp8"),
     problem(2, 1, 520),
+    problem(3, 1, 576, dtype=_B, halves=1),
+    problem(3, 1, 72, halves=1, quant="q8_0"),
 )
 TURNED = (
     *(c.but(turned=max(2, c["width"] // 2)) for c in PLAIN),

@@ -25,12 +25,11 @@ def paged_attention(graph: Graph) -> Iterator[Match]:
         assert q is not None and k is not None and v is not None
         if not (k.op == v.op == "gather_pages") or k.inputs != v.inputs:
             continue
-        if (k.attrs["which"], v.attrs["which"]) != (0, 1):
-            continue
-        if {**k.attrs, "which": 1} != v.attrs:
-            continue
         cache, pages = k.inputs
         assert cache is not None and pages is not None
+        values = cache.shape[0] - 1
+        if k.attrs["which"] != 0 or {**k.attrs, "which": values} != v.attrs:
+            continue
         starts = pages.attrs.get("starts")
         limited = node.attrs.get("causal") or node.attrs.get("window") is not None
         if starts is None or mask is not None or bounds is None or limited:

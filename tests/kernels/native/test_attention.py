@@ -21,6 +21,7 @@ CASES = [  # tokens, groups, heads of a group, K, V, keys, window, softcap, dtyp
     (1, 2, 8, 128, 128, 300, None, 30.0, torch.bfloat16, 16),
     (4, 1, 4, 256, 256, 70, 40, 50.0, torch.float32, 16),
     (2, 1, 3, 512, 512, 65, None, None, torch.bfloat16, 16),
+    (1, 1, 16, 576, 576, 65, None, None, torch.bfloat16, 16),
     (5, 4, 1, 96, 96, 64, None, None, torch.bfloat16, 4),
     (3, 1, 7, 20, 20, 200, 64, None, torch.bfloat16, 4),
 ]

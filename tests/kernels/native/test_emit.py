@@ -152,7 +152,7 @@ def test_kept_on_disk_and_damaged_files(tmp_path) -> None:
     from mtmd.kernels.cpu.native.rows import emit_store
 
     def used(compiler: Compiler) -> tuple[int, int]:
-        compiler.kernel(emit_store, "f32", "f32")
+        compiler.kernel(emit_store, "f32", "f32", 2)
         return compiler.stats.kernels, compiler.stats.from_cache
 
     assert used(Compiler(folder=tmp_path)) == (1, 0)

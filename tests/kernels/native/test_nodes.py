@@ -13,12 +13,14 @@ from mtmd.base.cores import Cores
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.cpu.native.pool import Pool
+from mtmd.kernels.gpu.quant_matmul.cases import random_blocks
 from mtmd.kernels.graph import Node, Type, weight
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.plan import native_run
 from mtmd.kernels.plan.lower import RULES, Lowering, StepFacts
 from mtmd.kernels.plan.native_run import NativePlan
+from mtmd.kernels.quantization.kv_rows import quantize_rows
 
 F, B = torch.float32, torch.bfloat16
 LIMIT = {F: 1e-11, B: 5e-5}
@@ -308,3 +310,50 @@ def test_lora(rows: int, rank: int, width: int, dtype: torch.dtype) -> None:
     y, x = rand(rows, 33, dtype=dtype), rand(rows, width, dtype=dtype)
     a, b = rand(rank, width, dtype=dtype), rand(33, rank, dtype=dtype)
     check("lora", [y, x, a, b, rand(rows, 1)], [2, 3])
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [F, B])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_products_of_heads(tokens: int, dtype: torch.dtype) -> None:
+    w = rand(3, 18, 40, dtype=dtype)
+    check("head_matmul", [rand(tokens, 3, 40, dtype=dtype), w], [1])
+    check("head_matmul", [rand(tokens, 3, 52, dtype=dtype)[..., 7:47], w], [1])
+    check("head_matmul", [rand(tokens, 1, 40, dtype=dtype), w[:1].contiguous()], [1])
+    for kind in ("Q8_0", "Q4_K") if dtype is B else ():  # which round x, as those of `matmul` do
+        rows = random_blocks(kind, 3 * 18, 256, 0).view(3, 18, -1)
+        check("head_matmul", [rand(tokens, 3, 256, dtype=dtype), rows], [1], quant=kind)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("quant", [None, "q8_0"])
+@pytest.mark.parametrize("heads", [3, 34])
+def test_keys_that_are_values(heads: int, quant: str | None) -> None:
+    """A cache of keys alone, which all heads read: more of them than one unit computes."""
+    size, pages = 72, torch.tensor([2, 0, 3])
+    numbers = rand(1, 4 * 32, 1, size)
+    cache = numbers if quant is None else quantize_rows(numbers, quant)
+    of_rows = {"quant": quant} if quant else {}
+    reading = {**of_rows, "head": size, "dtype": "fp32"} if quant else {}
+    k, slots = rand(2, 1, size, seed=3), torch.tensor([5, 70])
+    q, bounds = rand(1, 2, heads, size), torch.tensor([[0, 69], [3, 80]], dtype=torch.int32)
+
+    def build(cache: Node, k: Node, slots: Node, pages: Node, q: Node, bounds: Node) -> list[Node]:
+        stored = ops.kv_store(cache, k, k, slots, name="store", **of_rows)
+        keys = ops.gather_pages(stored, pages, which=0, size=32, name="keys", **reading)
+        attended = ops.attention(q, keys, keys, None, bounds, scale=0.1, name="attend")
+        return [stored, keys, attended]
+
+    values = [cache, k, slots, pages, q, bounds]
+    nodes = build(*(given(str(i), v.clone()) for i, v in enumerate(values)))
+    steps = [StepFacts(node, node.inputs, True) for node in nodes]
+    lowered = Lowering(steps, nodes[-1:], lambda _: cache).run()
+    assert not lowered.refused, lowered.refused
+    calls = [(lambda: None, node.inputs, node) for node in nodes]
+    pool = Pool(2)
+    plan = NativePlan(lowered, calls, nodes[-1:], lambda _, t, *__: t, set(), lambda: pool)
+    actual = result_of(plan, [v.clone() for v in values])
+    kept = ops.kv_store.reference(cache.clone(), k, k, slots, **of_rows)
+    keys = ops.gather_pages.reference(kept, pages, which=0, size=32, **reading)
+    expected = ops.attention.reference(q, keys, keys, None, bounds, scale=0.1)
+    assert ((actual - expected) ** 2).mean() / (expected**2).mean() <= 1e-9

@@ -73,6 +73,7 @@ MORE = (
     "deepseek_ocr2",
     "unlimited_ocr",
     "got_ocr2",
+    "kimi_k25",
 )
 # Files that say less than the folder: what the template writes for a picture, how many tiles, how
 # much of audio is seen at once.
