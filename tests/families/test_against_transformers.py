@@ -139,11 +139,8 @@ PATCHES = {
     "gemma4": (1, True),
     "lfm2_vl": (1, True),
     "hunyuan_vl": (1, False),
-<<<<<<< HEAD
     "dots_ocr": (2, False),
-=======
     "kimi_k25": (1, False),
->>>>>>> 09331e79 (wip)
     "paddleocr_vl": (1, False),
     "qwen2_vl": (2, False),
     "qwen3_5": (2, False),
