@@ -150,7 +150,7 @@ def gemma4(folder: Path) -> AudioOracle:
     }
     oracle = gemma4_that_sees(
         folder,
-        seed=1,
+        seed=7,  # no answer of 48 tokens has one of media in it, which transformers reads as pad
         text=SMALL,
         vision={"use_clipped_linears": True},
         audio=audio,
