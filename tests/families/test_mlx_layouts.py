@@ -10,8 +10,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import audio_cases
 import pytest
 import torch
+from audio_cases import AudioOracle
 from common import Oracle
 from gemma3 import gemma3
 from gemma4 import ROW as GEMMA4
@@ -32,12 +34,16 @@ Rename = tuple[tuple[str, str], ...]
 DECODER: Rename = (
     (r"^model\.language_model\.", "language_model.model."),
     (r"^lm_head\.", "language_model.lm_head."),
-    (r"^model\.(vision_tower|multi_modal_projector|embed_vision)\.", r"\1."),
+    (
+        r"^model\.(vision_tower|multi_modal_projector|embed_vision|audio_tower|embed_audio)\.",
+        r"\1.",
+    ),
 )
 QWEN: Rename = ((r"^model\.visual\.", "vision_tower."), *DECODER)
-FAMILIES: dict[str, tuple[Callable[[Path], Oracle], Rename]] = {
+FAMILIES: dict[str, tuple[Callable[[Path], Oracle | AudioOracle], Rename]] = {
     "gemma3": (gemma3, DECODER),
     "gemma4, experts": (GEMMA4.variants["experts"], DECODER),
+    "gemma4, audio": (audio_cases.gemma4, DECODER),
     "glm4v": (glm4v, QWEN),
     "smolvlm": (
         lambda f: idefics3(f, kind="SmolVLM"),
@@ -88,11 +94,12 @@ def test_parameters_are_those_of_the_original(family: str, tmp_path: Path) -> No
     before = load_file(source / "model.safetensors").items()
     assert {(n, t.shape) for n, t in made.items()} != {(n, t.shape) for n, t in before}
     expected, actual = open_checkpoint(source), open_checkpoint(mlx)
-    for ours, theirs in (
-        (actual.text_weights, expected.text_weights),
-        (actual.vision_weights, expected.vision_weights),
-    ):
-        assert ours is not None and theirs is not None and ours.shapes == theirs.shapes
+    for part in ("text", "vision", "audio"):
+        ours, theirs = (getattr(one, f"{part}_weights") for one in (actual, expected))
+        if part == "audio" and theirs is None:
+            assert ours is None
+            continue
+        assert ours.shapes == theirs.shapes
         for name in theirs.shapes:
             one, other = (w.read(name, torch.float32) for w in (ours, theirs))
             assert torch.allclose(one, other, rtol=0, atol=1e-6), name
