@@ -12,10 +12,10 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NoReturn
 
-from jinja2 import meta, nodes
+from jinja2 import Template, meta, nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from jinja2.ext import Extension
 from jinja2.filters import do_indent
@@ -29,6 +29,7 @@ from mtmd.base.text import one_line
 from mtmd.chat_template.render_limits import Meter
 
 TEMPLATE_CHARS_MAX = 256 << 10  # the longest in use have about 30 thousand
+COMPILED = 16  # templates kept for checkpoints that have the same, or are opened again
 CAUSE_CHARS = 300  # of a message of jinja2, or of a template
 RENDERED_CHARS_MAX = 16 << 20  # several times the longest context of any model
 
@@ -90,7 +91,7 @@ class SafeTemplate:
                 f"{TEMPLATE_CHARS_MAX}"
             )
         try:
-            self._template = _Sandbox().from_string(source)
+            self._template = _compiled(source)
         # besides syntax errors the compiler runs out of stack or memory on purposely deep ones
         except Exception as error:
             raise ModelError(f"{name} is not a usable chat template: {_cause(error)}") from error
@@ -119,7 +120,7 @@ class SafeTemplate:
     @cached_property
     def variables(self) -> frozenset[str]:
         """The names that it reads and does not set before."""
-        return frozenset(meta.find_undeclared_variables(_Sandbox().parse(self._source)))
+        return _variables(self._source)
 
     def _collect(self, variables: dict[str, Any], meter: Meter) -> str:
         parts, size = [], 0
@@ -245,6 +246,17 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             args = meter.check_method(method.__name__, owner, args, kwargs)
         meter.charge(1)
         return meter.hold(super().call(__context, __obj, *args, **kwargs))
+
+
+@lru_cache(maxsize=COMPILED)
+def _compiled(source: str) -> Template:
+    """The compiled template, which nothing that it renders changes."""
+    return _Sandbox().from_string(source)
+
+
+@lru_cache(maxsize=COMPILED)
+def _variables(source: str) -> frozenset[str]:
+    return frozenset(meta.find_undeclared_variables(_Sandbox().parse(source)))
 
 
 # Runs jinja2's own filters; sandboxed too, since some of them read attributes.
