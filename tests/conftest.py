@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
+import cpu_seconds
 import pytest
 import requested_device as devices
 
@@ -30,10 +31,13 @@ DEVICE = pytest.StashKey[devices.RequestedDevice]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     devices.add_option(parser)
+    cpu_seconds.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[DEVICE] = devices.configure(config.getoption("device"))
+    if config.getoption("cpu_seconds"):
+        config.pluginmanager.register(cpu_seconds.CpuSeconds())
     if config.getoption("device") is not None:
         config.addinivalue_line("filterwarnings", "default")  # the last one holds
 
