@@ -39,21 +39,22 @@ def test_words_of_names(name: str, expected: list[str]) -> None:
     assert private_words(name) == expected
 
 
-@pytest.mark.parametrize("file", TREES)
-def test_no_identifier_has_a_private_word(file: str) -> None:
-    names = {*house.defined_names(TREES[file]), Path(file).stem}
+def test_no_identifier_has_a_private_word() -> None:
     wrong = {
-        name: ", ".join(f"{word}: rather {' or '.join(PRIVATE[word])}" for word in words)
-        for name in names
+        f"{file}: {name}": ", ".join(
+            f"{word}: rather {' or '.join(PRIVATE[word])}" for word in words
+        )
+        for file, tree in TREES.items()
+        for name in {*house.defined_names(tree), Path(file).stem}
         if (words := private_words(name, file))
     }
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("file", ROOMS)
-def test_docstrings_begin_with_a_noun_or_a_verb(file: str) -> None:
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     wrong = [
-        f"{getattr(node, 'name', 'module')}: {text[:60]}"
+        f"{file}: {getattr(node, 'name', 'module')}: {text[:60]}"
+        for file in ROOMS
         for node in ast.walk(TREES[file])
         if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node))
         if first_word(text) in NO_BEGINNING

@@ -39,9 +39,9 @@ def test_stop_tokens_are_named_or_spelled_as_ends_of_a_turn() -> None:
 
 
 @pytest.mark.parametrize("kind", [NORMAL, CONTROL, USER_DEFINED, UNUSED, 0])
-@pytest.mark.parametrize("text", sorted(TURN_ENDS))
-def test_an_end_of_a_turn_ends_whatever_its_type(text: str, kind: int) -> None:
-    assert stops(["a", "<x>", text], [1, 3, kind], eos_token_id=1) == {"<x>", text}
+def test_an_end_of_a_turn_ends_whatever_its_type(kind: int) -> None:
+    for text in sorted(TURN_ENDS):
+        assert stops(["a", "<x>", text], [1, 3, kind], eos_token_id=1) == {"<x>", text}
 
 
 @pytest.mark.parametrize(
