@@ -119,13 +119,13 @@ def answer(model: Model, family: str) -> tuple[list[int], list[int]]:
     return list(last.answer.prompt_token_ids), list(last.answer.output_token_ids)
 
 
-def gguf(path: str, tokenizer_of: Model) -> Model:
+@lru_cache
+def gguf(path: str) -> Model:
     """A golden GGUF with its folder's tokenizer: its own names a pre-tokenizer that these nonsense
     vocabularies were not made with.
     """
-    checkpoint = replace(
-        open_checkpoint(path_of(path)), tokenizer=tokenizer_of.checkpoint.tokenizer
-    )
+    tokenizer = folder(path.partition("/")[0]).checkpoint.tokenizer
+    checkpoint = replace(open_checkpoint(path_of(path)), tokenizer=tokenizer)
     settings = NOT_IN_GGUF.get(path.partition("/")[0], {})
     if path.startswith("llama4/"):  # chunks and temperature are constants of llama.cpp's
         text = replace(checkpoint.text, chunk=64, temperature=Temperature(32, 0.1))
@@ -143,6 +143,7 @@ def gguf(path: str, tokenizer_of: Model) -> Model:
     return Model(checkpoint, LoadOptions(dtype="fp32", **limits))
 
 
+@lru_cache
 def logits(model: Model, family: str) -> torch.Tensor:
     return model.runner.prefill(model.spans(messages(family)), model.runner.new_cache())
 
@@ -165,7 +166,7 @@ def test_tokens_from_safetensors(family: str) -> None:
 def test_tokens_from_gguf(path: str) -> None:
     family = path.partition("/")[0]
     reported = expected(family)
-    assert answer(gguf(path, folder(family)), family) == (
+    assert answer(gguf(path), family) == (
         reported["prompt_token_ids"],
         reported["greedy_token_ids"],
     )
@@ -177,7 +178,7 @@ def test_tokens_from_gguf(path: str) -> None:
 )
 def test_audio_of_models_that_see(family: str, file: str) -> None:
     reported = json.loads((HOME[family] / "expected_audio.json").read_text())
-    model = folder(family) if file == "hf" else gguf(f"{family}/{file}", folder(family))
+    model = folder(family) if file == "hf" else gguf(f"{family}/{file}")
     answer = model.answer(
         [HOME[family] / name for name in reported["audio"]],
         reported["prompt"],
@@ -194,14 +195,14 @@ def test_both_formats_give_the_same_logits(path: str) -> None:
     logits' power at 8 bits, more with fewer.
     """
     family = path.partition("/")[0]
-    error = nmse(logits(gguf(path, folder(family)), family), logits(folder(family), family))
+    error = nmse(logits(gguf(path), family), logits(folder(family), family))
     assert error <= (1e-9 if "BF16" in path else 0.03 if "Q8_0" in path else 3.0)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_both_formats_read_videos_alike(family: str) -> None:
     """But for the size of frames, of which llama.cpp writes nothing."""
-    hub, other = folder(family), gguf(f"{family}/text-BF16.gguf", folder(family))
+    hub, other = folder(family), gguf(f"{family}/text-BF16.gguf")
     vision = other.checkpoint.vision
     video = replace(vision.video, limits=hub.checkpoint.vision.video.limits)
     vision = replace(vision, video=video)
@@ -230,17 +231,21 @@ CONVERSATIONS = {
 FRAMES = {"paligemma": "<bos>{}\n"}
 
 
-@pytest.mark.parametrize("in_parts", [False, True], ids=["strings", "parts"])
+@lru_cache
+def tokenizer_of(family: str) -> Any:
+    """The tokenizer of transformers."""
+    return AutoTokenizer.from_pretrained(HOME[family] / "hf")
+
+
 @pytest.mark.parametrize("case", CONVERSATIONS)
 @pytest.mark.parametrize("family", FOLDERS)
-def test_prompts_of_text_are_those_of_transformers(family: str, case: str, in_parts: bool) -> None:
+def test_prompts_of_text_are_those_of_transformers(family: str, case: str) -> None:
     """Whichever form a content is sent in, and whichever the template reads."""
     turns = CONVERSATIONS[case]
     strings = [{"role": role, "content": text} for role, text in turns]
     parts = [{"role": r, "content": [{"type": "text", "text": text}]} for r, text in turns]
     model = folder(family)
-    prepared = model.prompts.prepare(parts if in_parts else strings)
-    theirs = AutoTokenizer.from_pretrained(HOME[family] / "hf")
+    theirs = tokenizer_of(family)
     expected = []
     for messages in (parts, strings):
         try:
@@ -250,7 +255,9 @@ def test_prompts_of_text_are_those_of_transformers(family: str, case: str, in_pa
         if all(text.strip() in made for _, text in turns):
             made = FRAMES.get(family, "{}").format(made)
             expected.append(theirs(made, add_special_tokens=False)["input_ids"])
-    if prepared.notes:
-        assert case == "system" and prepared.notes == (SYSTEM_IN_TURN,) and not expected
-    else:
-        assert list(prepared.tokens) in expected
+    for sent in (strings, parts):
+        prepared = model.prompts.prepare(sent)
+        if prepared.notes:
+            assert case == "system" and prepared.notes == (SYSTEM_IN_TURN,) and not expected
+        else:
+            assert list(prepared.tokens) in expected
