@@ -41,3 +41,6 @@ ROWS: dict[str, Row] = {name: import_module(name).ROW for name in MODULES}
 CASES: list[tuple[str, str]] = [
     (name, variant) for name, row in ROWS.items() for variant in row.variants
 ]
+# One of each family, and all with experts: of what runs alike whatever a layer is made of.
+_FIRST = {row: (row, variant) for row, variant in reversed(CASES)}
+CHOSEN = [case for case in CASES if case in _FIRST.values() or "experts" in case[1]]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from common import Oracle
 from stand_in import StandIn, storage
-from table import CASES
+from table import CHOSEN
 
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.kernels.backends import Cpu, Reference
@@ -27,9 +27,6 @@ from mtmd.options.load import LoadOptions
 Build = Callable[[str, str], Oracle]
 PROMPTS = (tuple(range(3, 40)), tuple(range(30, 39)), (5,))
 STEPS = 6
-# One of each family, and all with experts
-FIRST = {row: (row, variant) for row, variant in reversed(CASES)}
-CHOSEN = [case for case in CASES if case in FIRST.values() or "experts" in case[1]]
 
 
 class Copied:
