@@ -113,6 +113,7 @@ FAMILIES = (
         ("deepseek_v2", "deepseek_v3", "kimi_k2", "mistral4"),
         ("deepseek2", "mistral4"),
     ),
+    Entry("mtmd.llm.families.phi", ("phi",), ("phi2",)),
     Entry("mtmd.llm.families.cohere2", ("cohere2",), ("cohere2",)),
     Entry("mtmd.llm.families.hunyuan_vl", ("hunyuan_vl_text",), ("hunyuan_vl",)),
 )

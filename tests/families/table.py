@@ -20,6 +20,7 @@ MODULES = (
     "qwen3_vl",
     "qwen3_5",
     "qwen3_next",
+    "phi",
     "qwen_omni",
     "lfm2_vl",
     "pixtral",

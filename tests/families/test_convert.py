@@ -43,6 +43,7 @@ REFUSED = {  # variants of which llama.cpp takes something else for granted
     # Published ones have heads of one size, as those of the golden files below.
     "qwen3_5": "no heads of keys that differ from those of values",
     "qwen3_next": "no heads of keys that differ from those of values",
+    "0.4 of heads of 20, 4 on 2, normed, as published": "has no norms of queries and keys",
     "mllama": "no layers that attend to pictures",
     "no tiles, untied, no projector norm, 6 heads on 2, head of 36, as published": "tile_size",
 }
