@@ -133,7 +133,8 @@ def _or_fused(
     fused = f"blk.{layer}.attn_qkv.{kind}"
 
     def pick(stored: Tensor) -> Tensor:
-        return stored.split(sizes)[part]
+        rows: Tensor = stored.split(sizes)[part]
+        return rows
 
     one = Stored((name,), parameter.shape)
     return replace(parameter, gguf=(one, Stored((fused,), whole, pick, picks_rows=True)))
