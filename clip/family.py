@@ -221,7 +221,7 @@ def vision_family(model_type: str, config: Settings, image: Settings) -> VisionF
     else:
         known = sorted(t for e in FAMILIES for t in e.model_types)
         raise ModelError(
-            f"{config.where}: architecture {model_type!r:.60} is not known; this version reads "
+            f"{config.where}: architecture {model_type!r:.60} is not supported; this version reads "
             f"{', '.join(known)}"
         )
     family: VisionFamily = import_module(entry.module).read(config, image)
@@ -299,7 +299,7 @@ def gguf_vision_family(
     if entry is None:
         known = sorted(t for e in FAMILIES for t in e.gguf)
         raise ModelError(
-            f"{where}: projector type {projector!r:.60} is not known; this version reads "
+            f"{where}: projector type {projector!r:.60} is not supported; this version reads "
             f"{', '.join(known)}"
         )
     module = import_module(entry.module)

@@ -194,7 +194,7 @@ def gguf_text_family(
     if entry is None:
         known = sorted(t for e in FAMILIES for t in e.gguf)
         raise ModelError(
-            f"{where}: architecture {architecture!r:.60} is not known; this version reads GGUF "
+            f"{where}: architecture {architecture!r:.60} is not supported; this version reads GGUF "
             f"files of {', '.join(known)}"
         )
     module = import_module(entry.module)

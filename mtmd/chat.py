@@ -170,7 +170,7 @@ class Chat:
         """Take the last question and its answer back. Raises PromptError where there is none."""
         requested = [i for i, message in enumerate(self._messages) if message["role"] == "user"]
         if not requested:
-            raise PromptError("nothing has been asked yet")
+            raise PromptError("there is no question yet")
         del self._messages[requested[-1] :]
 
     def clear(self) -> None:

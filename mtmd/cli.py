@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "home directory" not in str(error):  # of `Path.expanduser`
             raise
         return _refuse(
-            args.verb, 'a path begins with "~" and found no such user\'s home; write it in full'
+            args.verb, ('a path begins with "~", but there is no such user; write it in full')
         )
     except OSError as error:  # a full disk under the output, for one
         with suppress(OSError):

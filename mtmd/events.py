@@ -72,7 +72,7 @@ class ToolCallPiece:
 
 @dataclass(frozen=True)
 class Box:
-    """A part of the picture that an answer is about, in pixels of the picture, turned upright."""
+    """A part of the picture that an answer is about, in pixels of the picture, rotated upright."""
 
     label: str
     left: float

@@ -116,7 +116,7 @@ class SamplingReceipt:
 
 @dataclass(frozen=True)
 class Receipt:
-    """Times are wall time in milliseconds; `reused_tokens` of the prompt were known from before;
+    """Times are wall time in milliseconds; `reused_tokens` of the prompt were from the cache;
     `proposed_tokens` were read out of the text and verified, `accepted_tokens` of them were right;
     `speculation` says how many are proposed, or why none.
 
@@ -212,7 +212,7 @@ class Receipt:
         per_second = (
             f", {self.output_tokens / self.decode_ms * 1e3:.0f} tokens/s" if self.decode_ms else ""
         )
-        reused = f" ({self.reused_tokens} known from before)" if self.reused_tokens else ""
+        reused = f" ({self.reused_tokens} from the cache)" if self.reused_tokens else ""
         proposed = (
             f", {self.accepted_tokens} of {self.proposed_tokens} proposed tokens accepted"
             if self.proposed_tokens

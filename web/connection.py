@@ -345,7 +345,9 @@ class Connection(WSGIHandler):  # type: ignore[misc]  # gevent has no types
             count: int = self._raw.send(piece)
             self._blocked_s, self._blocked_bytes = 0.0, 0
             return count
-        nobody_reads = ConnectionAbortedError(errno.ECONNABORTED, "nobody reads this answer")
+        nobody_reads = ConnectionAbortedError(
+            errno.ECONNABORTED, "the client has closed the connection"
+        )
         limits, began = self.host.limits, time.monotonic()
         with gevent.Timeout(limits.unread_s, nobody_reads):
             count = self.socket.send(piece)
@@ -390,7 +392,7 @@ class _Counted:
         data = self._file.read(count)
         self._count += len(data)
         if self._count - self._body > 2 * CHUNKED_PIECE + CHUNKED + self._body // 2:
-            raise Refusal(400, "the body comes in chunks too small, or with too much around them")
+            raise Refusal(400, "the chunks of the body are too small, or their headers too large")
         return data
 
     def check(self, body: int) -> None:
@@ -415,6 +417,6 @@ def _check_length(count: int, limit: int) -> None:
     if count > limit:
         raise Refusal(
             413,
-            f"the body has {count:,} bytes or more, expected at most {limit:,} at this address",
+            (f"the body has {count:,} bytes or more, expected at most {limit:,} on this route"),
             "body_too_large",
         )

@@ -44,7 +44,7 @@ ROUTE_ALIKE = 0.85  # of its letters; /v1/moderations is no misspelt /v1/complet
 TAG = "="
 _WORDS = {
     400: "the request cannot be understood",
-    404: "there is nothing at this address",
+    404: "there is no such route",
     405: "this method is not for this address",
     413: "the request is too large",
     415: "found another content type, expected application/json",
@@ -186,7 +186,7 @@ def as_api_error(error: BaseException, request_id: str) -> ApiError:
     )
     return ApiError(
         500,
-        f"the server could not answer; its log tells why under {request_id}",
+        f"the server could not answer; its log has the reason under {request_id}",
         code="internal_error",
     )
 
@@ -232,7 +232,7 @@ def invalid(error: ValidationError) -> ApiError:
     a picture.
     """
     if (count := error.error_count()) > MAX_MISTAKES:  # each would be built to tell the first
-        return ApiError(400, f"found {count:,} fields that are wrong or not known here")
+        return ApiError(400, f"found {count:,} fields that are wrong or unknown")
     first = error.errors(include_url=False)[0]
     context = first.get("ctx", {})
     param = context.get("param") or _location(first["loc"])

@@ -76,9 +76,9 @@ def bind(settings: ServerSettings) -> socket.socket:
 def _why_not_bound(error: Exception, host: str) -> str:
     """Return why it is not bound, and what to do."""
     if "/" in host:
-        return f"no address of that name is known; a socket in a file is --host {UNIX}PATH"
+        return f"this name has no address; a socket in a file is --host {UNIX}PATH"
     if isinstance(error, socket.gaierror) or not isinstance(error, OSError):
-        return "no address of that name is known; choose another with --host"
+        return "this name has no address; choose another with --host"
     if error.errno == errno.EADDRINUSE:
         return "another server is there; choose others with --host and --port"
     if error.errno == errno.EADDRNOTAVAIL:

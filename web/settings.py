@@ -379,7 +379,7 @@ class ServerSettings:
         if not (self.loopback or self.needs_key or self.insecure_no_auth):
             raise OptionError(
                 f"host {self.host!r:.80} can be reached by others; give --api-key-file, or "
-                "--insecure-no-auth to let anybody in"
+                "--insecure-no-auth to let everyone in"
             )
         self.trusted_proxies  # noqa: B018  # raises what is wrong with them
 
@@ -390,18 +390,19 @@ class ServerSettings:
             self.unix_socket  # noqa: B018  # raises where its ~ is nobody's
         except RuntimeError as error:
             raise OptionError(
-                f"host: found {self.host!r:.80}, expected a path whose ~ is a user of this machine"
+                f"host: found {self.host!r:.80}, expected a path whose ~ names a user of "
+                "this machine"
             ) from error
         if self.unix_socket is not None and not hasattr(socket, "AF_UNIX"):
             raise OptionError(f"host {self.host!r:.80}: this system has no sockets in files")
         if self.unix_socket is not None and self.port not in (0, ServerSettings.port):
             raise OptionError(
-                f"port: found {self.port} beside host {self.host!r:.80}, which has none; leave one "
+                f"port: found {self.port} with host {self.host!r:.80}, which has none; leave one "
                 "out"
             )
         if self.unix_socket is None and self.socket_mode != 0o600:
             raise OptionError(
-                f"socket_mode: found beside host {self.host!r:.80}, expected --host {UNIX}PATH"
+                f"socket_mode: found with host {self.host!r:.80}, expected --host {UNIX}PATH"
             )
 
     @property
@@ -437,7 +438,7 @@ class ServerSettings:
         except ValueError as error:
             raise OptionError(
                 f"trusted_proxy: {error}; expected an address such as 127.0.0.1, a network such "
-                f"as 10.0.0.0/8, or unix for who comes through --host {UNIX}PATH"
+                f"as 10.0.0.0/8, or unix for connections through --host {UNIX}PATH"
             ) from error
 
     def allows_origin(self, origin: str | None) -> bool:

@@ -177,7 +177,7 @@ class MelChunks:
         notes: tuple[str, ...] = ()
         if len(samples) > maximum:
             seconds = maximum / self.mel.rate
-            notes = (f"only the first {seconds:.0f} s are heard, the most this model takes",)
+            notes = (f"only the first {seconds:.0f} s are heard, the maximum for this model",)
         tiles = [tile for tile in tiles if len(tile) >= self.shortest]  # shorter ones have no token
         sizes = tuple((self.mel.bins, len(tile)) for tile in tiles)
         tokens = self.token_count(len(samples))

@@ -34,7 +34,7 @@ def first_seconds(samples: Samples, limit: int, rate: int) -> tuple[Samples, tup
     """Return as many samples as a model takes, and a note where others were left out."""
     if len(samples) <= limit:
         return samples, ()
-    note = f"only the first {limit / rate:.0f} s are heard, the most this model takes"
+    note = f"only the first {limit / rate:.0f} s are heard, the maximum for this model"
     return samples[:limit], (note,)
 
 

@@ -31,7 +31,7 @@ class _Reader:
             elif size == 0:  # to the end of the file
                 size = end - start
             if size < head:
-                raise ValueError("a box that ends before it begins")
+                raise ValueError("a box that ends before it starts")
             yield kind, start + head, min(start + size, end)
             start += size
 

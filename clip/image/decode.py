@@ -320,7 +320,7 @@ def _check_pixels(size: tuple[int, int], limits: ImageLimits, name: str) -> None
 def _turn(array: NDArray[Any]) -> str:
     """Return what to do about an array that is not taken, where that can be told."""
     if array.dtype.kind in "USO":  # paths, or pictures
-        return "; give what is in it as a list, x.tolist()"
+        return "; give its content as a list, x.tolist()"
     if array.ndim == 4:
         return "; give those of a batch as a list, list(x)"
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
@@ -416,7 +416,7 @@ def _decode(
         pixels[:] = turned
         orientation = remaining
     if orientation != 1:
-        notes.append(f"turned upright (EXIF orientation {orientation})")
+        notes.append(f"rotated upright (EXIF orientation {orientation})")
     if own and _has_more_frames(image):
         notes.append(
             "only the first page was read"

@@ -56,7 +56,7 @@ def header_size(kind: str, data: bytes) -> tuple[int, int]:
     elif kind == "WEBP":
         size = webp_size(data)
         if size is None:
-            raise ValueError("no chunk that tells a size")
+            raise ValueError("no chunk with a size")
         width, height = size
     elif kind in ("AVIF", "HEIF"):
         try:

@@ -173,7 +173,7 @@ def _looks_like_text(head: bytes) -> tuple[str, str]:
     words = "".join(text.decode("utf-8", "ignore").split())  # a letter may be cut at the end
     if printable == len(head) and words.isprintable() | text.isascii():
         return "plain text", _NOT_A_PICTURE
-    return "data of no known kind", _NOT_A_PICTURE
+    return "data of an unknown type", _NOT_A_PICTURE
 
 
 def webp_size(data: bytes) -> tuple[int, int] | None:

@@ -272,7 +272,7 @@ class Container:
         if first.interlaced_frame:
             yield "interlaced"
         if self._shape.turns:
-            yield f"turned upright ({self._shape.turns * 90} degrees)"
+            yield f"rotated upright ({self._shape.turns * 90} degrees)"
         if (self._shape.width, self._shape.height) != (first.width, first.height):
             yield f"pixels that are not square: {first.width} x {first.height} in the file"
         if _has_alpha(first):

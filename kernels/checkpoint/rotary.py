@@ -70,8 +70,8 @@ def turning_dims(head: int, share: float, where: str) -> int:
     """Dimensions of a head of which a share turns. Raises ModelError for more than it has."""
     if share > 1:
         raise ModelError(
-            f"{where}: {head * share:g} dimensions of a head of {head} turn, expected no more than "
-            "it has"
+            f"{where}: {head * share:g} dimensions of a head of {head} are "
+            "rotated, expected no more than it has"
         )
     return int(head * share)
 

@@ -288,8 +288,8 @@ def _check_layout(path: Path, entries: Mapping[str, _Entry], size: int) -> None:
                 "overlaps the tensor before it" if entry.start < end else "leaves a hole before it"
             )
             raise ModelError(
-                f"{path}: tensor {name!r:.80} begins at byte {entry.start} and {kind}; expected "
-                f"byte {end}"
+                f"{path}: tensor {name!r:.80} starts at byte {entry.start} and "
+                f"{kind}; expected byte {end}"
             )
         end = entry.end
         if end > size:

@@ -18,10 +18,10 @@ CHUNK = 1 << 15  # values that a thread claims at once, about 6 us
 
 
 def _rejects(x: Type, gate: Type | None = None, *, approximate: str = "") -> str | None:
-    """None if the kernel takes tensors of these types, else why not."""
+    """None if the kernel supports tensors of these types, else why not."""
     if x.dtype not in TYPES or (gate is not None and gate.dtype != x.dtype):
         types = ", ".join(name_of(t.dtype) for t in (x, gate) if t is not None)
-        return f"operands are {types}; the kernel takes fp32 or bf16, all of one type"
+        return f"operands are {types}; the kernel supports fp32 or bf16, all of one type"
     if not (x.is_contiguous and (gate is None or gate.is_contiguous)):
         return "operands are not contiguous"
     if approximate == "none" and gate is None:

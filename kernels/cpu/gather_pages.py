@@ -41,7 +41,7 @@ def rejects_quantized(
     quant: str | None = None,
     **attrs: object,  # noqa: ARG001
 ) -> str | None:
-    """None if the kernel takes the cache, else why not."""
+    """None if the kernel supports the cache, else why not."""
     return None if quant is None else f"the cache is {quant}; the kernel copies numbers"
 
 
@@ -55,7 +55,7 @@ def rejects(
     quant: str | None = None,
     head: int | None = None,  # noqa: ARG001
 ) -> str | None:
-    """None if the kernel takes the cache, else why not."""
+    """None if the kernel supports the cache, else why not."""
     if quant is None:
         return "the cache has numbers as they are; the kernel dequantizes them"
     if dtype not in TYPES:

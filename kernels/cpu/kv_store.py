@@ -25,7 +25,7 @@ def rejects(
     if quant is None:
         return "the cache has numbers as they are; the kernel quantizes them"
     if k.dtype not in TYPES or v.dtype != k.dtype:
-        return f"k is {name_of(k.dtype)}, v {name_of(v.dtype)}; the kernel takes fp32 or bf16"
+        return f"k is {name_of(k.dtype)}, v {name_of(v.dtype)}; the kernel supports fp32 or bf16"
     return None if cache.is_contiguous else f"the cache has strides {list(cache.strides)}"
 
 

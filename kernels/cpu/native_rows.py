@@ -24,7 +24,7 @@ CHUNK = 1 << 18  # values that a thread claims at once, 20 to 150 us
 
 def _rejects(x: Type, other: Type | None) -> str | None:
     if x.dtype not in TYPES:
-        return f"x is {name_of(x.dtype)}; the kernel takes fp32 and bf16"
+        return f"x is {name_of(x.dtype)}; the kernel supports fp32 and bf16"
     if other is not None and (other.dtype != torch.float32 or not other.is_contiguous):
         return f"weights or angles are {other}, not contiguous fp32"
     if x.strides[-1] != 1:
@@ -33,7 +33,7 @@ def _rejects(x: Type, other: Type | None) -> str | None:
 
 
 def _rejects_norm(x: Type, w: Type | None = None, *, eps: float) -> str | None:  # noqa: ARG001
-    """None if the kernel takes tensors of these types, else why not."""
+    """None if the kernel supports tensors of these types, else why not."""
     from mtmd.kernels.cpu.native.rows import two_level  # loads LLVM
 
     if reason := _rejects(x, w):
@@ -61,7 +61,7 @@ def rms_norm(x: Tensor, w: Tensor | None = None, *, eps: float) -> Tensor:
 
 
 def _rejects_rope(x: Type, table: Type, *, pairs: str = "half", parts: int = 1) -> str | None:  # noqa: ARG001
-    """None if the kernel takes tensors of these types, else why not."""
+    """None if the kernel supports tensors of these types, else why not."""
     if parts != 1:
         return f"heads in {parts} parts"
     if len(x.shape) > 4:
@@ -87,7 +87,7 @@ def rope(x: Tensor, table: Tensor, *, pairs: str = "half", parts: int = 1) -> Te
 
 
 def _rejects_add(a: Type, b: Type) -> str | None:
-    """None if the kernel takes tensors of these types, else why not."""
+    """None if the kernel supports tensors of these types, else why not."""
     if a.shape != b.shape or a.dtype != b.dtype or not (a.is_contiguous and b.is_contiguous):
         return f"a {a} and b {b} are not alike and contiguous"
     return _rejects(a, None) if a.shape else "a single value"

@@ -41,9 +41,9 @@ def rejects(
 ) -> str | None:
     """None if the kernel multiplies tensors of these types, else why not."""
     if quant not in NATIVE:
-        return f"weights are {quant or 'plain'}; the kernel takes {', '.join(sorted(NATIVE))}"
+        return f"weights are {quant or 'plain'}; the kernel supports {', '.join(sorted(NATIVE))}"
     if x.dtype not in TYPES:
-        return f"x is {name_of(x.dtype)}; the kernel takes {', '.join(map(name_of, TYPES))}"
+        return f"x is {name_of(x.dtype)}; the kernel supports {', '.join(map(name_of, TYPES))}"
     return None
 
 

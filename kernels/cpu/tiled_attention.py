@@ -40,14 +40,14 @@ def rejects(
     softcap: float | None = None,  # noqa: ARG001
     mask_capped: bool = False,  # noqa: ARG001
 ) -> str | None:
-    """None if the kernel takes tensors of these types, else why not."""
+    """None if the kernel supports tensors of these types, else why not."""
     if q.dtype not in TYPES or v.dtype != q.dtype:
-        return f"q is {name_of(q.dtype)}, v {name_of(v.dtype)}; the kernel takes fp32 or bf16"
+        return f"q is {name_of(q.dtype)}, v {name_of(v.dtype)}; the kernel supports fp32 or bf16"
     if mask is not None and mask.dtype not in TYPES:
-        return f"mask is {name_of(mask.dtype)}; the kernel takes fp32 or bf16"
+        return f"mask is {name_of(mask.dtype)}; the kernel supports fp32 or bf16"
     size = max(q.shape[3], v.shape[3])
     if size > MAX_SIZE or min(q.shape[3], v.shape[3]) == 0:
-        return f"heads of {q.shape[3]} and {v.shape[3]}; the kernel takes 1 to {MAX_SIZE}"
+        return f"heads of {q.shape[3]} and {v.shape[3]}; the kernel supports 1 to {MAX_SIZE}"
     (_, rows, heads, _), (keys, groups) = q.shape, k.shape[1:3]
     if rows * heads < FEWEST_ROWS * groups:
         return f"{rows * heads // groups} rows a head of keys; the kernel is for {FEWEST_ROWS} on"

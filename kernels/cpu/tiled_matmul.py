@@ -18,7 +18,7 @@ FEWEST = 64  # numbers of a row of x and of the result
 def rejects(x: Type, w: Type, bias: Type | None = None, *, quant: str | None = None) -> str | None:
     """None if the kernel multiplies tensors of these types, else why not."""
     if quant is not None:
-        return f"weights are {quant}; the kernel takes plain ones"
+        return f"weights are {quant}; the kernel supports plain ones"
     if any(t is not None and t.dtype != torch.bfloat16 for t in (x, w, bias)):
         return "operands are not all bf16"
     if not (x.is_contiguous and w.is_contiguous and (bias is None or bias.is_contiguous)):

@@ -60,17 +60,17 @@ def delta_gates_kernel(alpha, beta, dt, a, out, T, H, alpha_step, beta_step, BLO
 
 
 def rejects(o: Operands) -> str | None:
-    """None if the kernel takes numbers of these types, else why not."""
+    """None if the kernel supports numbers of these types, else why not."""
     for name, type_ in (("alpha", o.alpha), ("beta", o.beta)):
         if type_.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32"
+            return f"{name} is {name_of(type_.dtype)}; the kernel supports bf16, fp16 or fp32"
         if type_.shape[1] > 1 and type_.strides[1] != 1:
             return f"{name} has strides {list(type_.strides)}; the kernel needs rows in order"
     for name, type_ in (("dt", o.dt), ("a", o.a)):
         if not type_.is_contiguous:
             return f"{name} has strides {list(type_.strides)}; the kernel needs it contiguous"
     if o.alpha.count >= 2**38:
-        return f"{o.alpha.shape[0]} tokens of {o.alpha.shape[1]} heads; the kernel takes fewer"
+        return f"{o.alpha.shape[0]} tokens of {o.alpha.shape[1]} heads; the kernel supports fewer"
     return None
 
 

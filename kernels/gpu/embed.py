@@ -62,9 +62,9 @@ def embed_kernel(
 
 
 def rejects(o: Operands) -> str | None:
-    """None if the kernel takes rows of such a table, else why not."""
+    """None if the kernel supports rows of such a table, else why not."""
     if o.quant not in KINDS:
-        return f"the table is {o.quant}; the kernel takes {', '.join(KINDS)}"
+        return f"the table is {o.quant}; the kernel supports {', '.join(KINDS)}"
     for name, type_ in (("tokens", o.tokens), ("the table", o.table)):
         if not type_.is_contiguous:
             return f"{name} has strides {list(type_.strides)}; the kernel needs it contiguous"

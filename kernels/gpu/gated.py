@@ -129,18 +129,20 @@ def _step(x: Type) -> int | None:
 
 
 def rejects(o: Operands) -> str | None:
-    """None if the kernel takes rows of these types, else why not."""
+    """None if the kernel supports rows of these types, else why not."""
     for name, type_ in (("gate", o.gate), ("up", o.up)):
         if type_.dtype not in (torch.bfloat16, torch.float16, torch.float32) or (
             type_.dtype != o.gate.dtype
         ):
             return (
-                f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32, both alike"
+                f"{name} is {name_of(type_.dtype)}; the kernel supports bf16, fp16 or "
+                "fp32, both alike"
             )
         step = _step(type_)
         if type_.strides[-1] != 1 or step is None or step < type_.shape[-1]:
             return (
-                f"{name} has strides {list(type_.strides)}; the kernel takes rows one after another"
+                f"{name} has strides {list(type_.strides)}; the kernel supports rows one "
+                "after another"
             )
     if prod(o.gate.shape[:-1]) * -(-o.gate.shape[-1] // BLOCK) >= 2**31:
         return f"{o.gate}; a grid has fewer than 2^31 programs"
@@ -164,14 +166,14 @@ def plan(o: Operands) -> Plan:
 
 
 def rejects_gelu(o: Values) -> str | None:
-    """None if the kernel takes values of this type, else why not."""
+    """None if the kernel supports values of this type, else why not."""
     x = o.x
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"x is {name_of(x.dtype)}; the kernel takes bf16, fp16 or fp32"
+        return f"x is {name_of(x.dtype)}; the kernel supports bf16, fp16 or fp32"
     if not x.is_contiguous:
         return f"x has strides {list(x.strides)}; the kernel needs it contiguous"
     if x.count >= 2**40:
-        return f"{x.count} values; the kernel takes fewer than 2^40"
+        return f"{x.count} values; the kernel supports fewer than 2^40"
     return None
 
 

@@ -193,7 +193,8 @@ def rejects(o: Operands) -> str | None:
             or type_.dtype != o.q.dtype
         ):
             return (
-                f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32, the same "
+                f"{name} is {name_of(type_.dtype)}; the kernel supports bf16, fp16 or "
+                "fp32, the same "
                 "for q, k and v"
             )
         if type_.strides[2] != 1:
@@ -203,7 +204,7 @@ def rejects(o: Operands) -> str | None:
             )
     size = o.q.shape[2]
     if not 1 <= size <= 256:
-        return f"keys have size {size}; the kernel takes 1 to 256"
+        return f"keys have size {size}; the kernel supports 1 to 256"
     if not o.state.is_contiguous:
         return f"the states have strides {list(o.state.strides)}; the kernel needs them contiguous"
     if not isfinite(o.scale):

@@ -125,16 +125,17 @@ def rejects(o: Operands) -> str | None:
     """
     for name, type_ in (("x", o.x), ("w", o.w), ("the state", o.state), ("bias", o.bias)):
         if type_ is not None and type_.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32"
+            return f"{name} is {name_of(type_.dtype)}; the kernel supports bf16, fp16 or fp32"
     for name, type_ in (("the state", o.state), ("bias", o.bias)):
         if type_ is not None and not type_.is_contiguous:
             return f"{name} has strides {list(type_.strides)}; the kernel needs it contiguous"
     (tokens, channels), taps, count = o.x.shape, o.w.shape[1], o.slots.shape[0]
     if not 2 <= taps <= 8:
-        return f"a convolution over {taps} tokens; the kernel takes 2 to 8"
+        return f"a convolution over {taps} tokens; the kernel supports 2 to 8"
     if (tokens + count * taps) * channels >= 2**40 or tokens >= 2**30:
         return (
-            f"{tokens} tokens of {count} sequences x {channels} channels; the kernel takes below "
+            f"{tokens} tokens of {count} sequences x {channels} channels; the kernel "
+            "supports below "
             "2^30 and 2^40 values"
         )
     return None

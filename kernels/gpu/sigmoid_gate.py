@@ -62,7 +62,7 @@ def sigmoid_gate_kernel(
 
 
 def rejects(o: Operands) -> str | None:
-    """None if the kernel takes rows of these types, else why not."""
+    """None if the kernel supports rows of these types, else why not."""
     if reason := not_dense({"x": o.x, "gate": o.gate, "y": o.y}):
         return reason
     if prod(o.x.shape[:-1]) * -(-o.x.shape[-1] // BLOCK) >= 2**31:

@@ -50,7 +50,7 @@ def not_dense(named: Mapping[str, Type | None]) -> str | None:
         if type_ is None:
             continue
         if type_.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32"
+            return f"{name} is {name_of(type_.dtype)}; the kernel supports bf16, fp16 or fp32"
         if not type_.is_contiguous:
             return f"{name} has strides {list(type_.strides)}; the kernel needs it contiguous"
     return None

@@ -91,7 +91,7 @@ def _vision_attention(report: WarmupFacts) -> Iterator[str]:
     if facts is None:
         return
     machine = ", ".join(f"{name} {value}" for name, value in facts.machine.items())
-    yield f"attention of the encoder: asked for {facts.setting} ({machine})"
+    yield f"attention of the encoder: requested {facts.setting} ({machine})"
     for one in facts.found.classes:
         when = "measured before" if one.kept else "measured now"
         yield f"  {one.shape}: {one.chosen} ({when}, {one.measured.node})"
@@ -105,9 +105,9 @@ def _vision_attention(report: WarmupFacts) -> Iterator[str]:
         yield f"  {name} is left out: {reason}"
     for reason, count in facts.found.unasked:
         nodes = f"{count} node{'s' if count > 1 else ''}"
-        yield f"  {nodes} by triton as it comes, not measured: {reason}"
+        yield f"  {nodes} by triton without tuning, not measured: {reason}"
     if facts.found.classes:
-        yield f"  kept in {facts.file}" if facts.file else "  not kept: no folder can be written"
+        yield f"  kept in {facts.file}" if facts.file else "  not saved: no folder is writable"
     yield ""
 
 
@@ -116,9 +116,9 @@ def _preprocessing(report: WarmupFacts) -> Iterator[str]:
     if facts is None:
         return
     if facts.why_host is None:
-        yield f"preprocessing: on {facts.device} (asked for {facts.setting})"
+        yield f"preprocessing: on {facts.device} (requested: {facts.setting})"
     else:
-        yield f"preprocessing: on the HOST (asked for {facts.setting}; {facts.why_host})"
+        yield f"preprocessing: on the HOST (requested: {facts.setting}; {facts.why_host})"
     if facts.size is not None:
         resized = (
             f"resized there {facts.resized_there} times"
@@ -126,8 +126,9 @@ def _preprocessing(report: WarmupFacts) -> Iterator[str]:
             else "resized on the host, normalised there"
         )
         yield (
-            f"  {facts.size[0]} x {facts.size[1]} pixels: {facts.device_ms:.1f} ms, {resized}, on "
-            f"the host alone {facts.host_ms:.1f} ms; the same to the bit"
+            f"  {facts.size[0]} x {facts.size[1]} pixels: {facts.device_ms:.1f} "
+            f"ms, {resized}, only on the host {facts.host_ms:.1f} ms; equal to "
+            "the bit"
         )
     yield from (f"  WARNING: {note}" for note in facts.notes)
     yield ""
@@ -138,7 +139,7 @@ def _speculation(report: WarmupFacts) -> Iterator[str]:
     if facts is None:
         return
     if facts.refused:
-        yield f"speculative decoding: OFF (asked for {facts.setting}; {facts.refused})"
+        yield f"speculative decoding: OFF (requested: {facts.setting}; {facts.refused})"
     elif facts.costs:
         rows = ", ".join(str(n) for n, _ in facts.costs)
         times = ", ".join(f"{cost:.2f}" for _, cost in facts.costs)
@@ -158,7 +159,7 @@ def _adapters(report: WarmupFacts) -> Iterator[str]:
 
 
 def _flash_reason(flash: FlashFacts) -> str:
-    setting = f"asked for {flash.setting}"
+    setting = f"requested: {flash.setting}"
     if not flash.nodes:
         return f"{setting}; the graph has no attention"
     if flash.on_fallback:
@@ -171,13 +172,13 @@ def _flash_reason(flash: FlashFacts) -> str:
     return (
         f"{setting}; {flash.nodes} nodes"
         if flash.setting == "off"
-        else f"{setting}; all {flash.nodes} nodes taken"
+        else f"{setting}; all {flash.nodes} nodes supported"
     )
 
 
 def _warnings(report: WarmupFacts) -> Iterator[str]:
     if not report.refused:
-        yield f"every op is taken by {', '.join(report.devices)}"
+        yield f"every operation is supported by {', '.join(report.devices)}"
         yield ""
         return
     attention = [r for r in report.refused if r.op == "attention"]
@@ -206,7 +207,7 @@ def _warnings(report: WarmupFacts) -> Iterator[str]:
     yield RULE
     total = sum(r.count for r in report.refused)
     yield (
-        f"WARNING: {total} node{'s' if total > 1 else ''} not taken by "
+        f"WARNING: {total} node{'s' if total > 1 else ''} not supported by "
         f"{report.refused[0].backend}; each is listed here with its reason"
     )
     for r in report.refused:
@@ -331,7 +332,7 @@ def _dequantized(report: WarmupFacts) -> Iterator[str]:
     yield RULE
     count = len(report.dequantized)
     what = "1 tensor is dequantized" if count == 1 else f"{count} tensors are dequantized"
-    yield f"WARNING: {what} at load, as no kernel takes the stored form; memory use will increase"
+    yield f"WARNING: {what} at load, as no kernel supports the stored form; memory use increases"
     for kind, tensors in sorted(
         by_kind.items(), key=lambda item: -sum(t.memory_bytes for t in item[1])
     ):
@@ -393,9 +394,10 @@ def _native(facts: GraphFacts) -> Iterator[str]:
     if native is None:
         return
     yield (
-        f"    machine code: {native.nodes} of {facts.nodes} nodes, {native.instructions} "
-        f"instructions in {native.programs} program{'s' if native.programs != 1 else ''}, "
-        f"{native.threads} thread{'s' if native.threads != 1 else ''} at most"
+        f"    machine code: {native.nodes} of {facts.nodes} nodes, "
+        f"{native.instructions} instructions in {native.programs} "
+        f"program{'s' if native.programs != 1 else ''}, up to "
+        f"{native.threads} thread{'s' if native.threads != 1 else ''}"
     )
     for op, reason, count in native.refused:
         yield f"    {count:4d} x {op:<12} not as machine code: {reason}"

@@ -74,7 +74,7 @@ class Pages:
         one.
         """
         if page not in self._holders:
-            raise ValueError(f"page {page} is held by nobody")
+            raise ValueError(f"page {page} is not in use")
         if key not in self._by_key and page not in self._key_of:
             self._by_key[key], self._key_of[page] = page, key
 

@@ -183,7 +183,8 @@ def read(c: Settings) -> Glm4Text:
     )  # GGUF's way to say it
     if dims > head:
         raise ModelError(
-            f"{c.where}: {dims} dimensions of a head of {head} turn, expected no more than it has"
+            f"{c.where}: {dims} dimensions of a head of {head} are rotated, "
+            "expected no more than it has"
         )
     rotary = by_sections(
         read_rotary(rope, dims, c.number("rope_theta", 1e4), context),

@@ -103,7 +103,7 @@ def schema_text(value: object, check: Callable[[str], object] | None = None) -> 
         RecursionError,
     ) as error:  # not JSON: a set, NaN, half of a surrogate pair, itself inside itself
         raise _wrong(
-            f"what JSON cannot hold ({_short(error)})", "JSON values throughout"
+            f"what JSON cannot represent ({_short(error)})", "JSON values throughout"
         ) from error
     if size > SCHEMA_BYTES_MAX:
         raise _wrong(f"{size} bytes", f"at most {SCHEMA_BYTES_MAX}")
@@ -417,7 +417,7 @@ def _made(make: Callable[[], object], words: str) -> object:
     except Exception as error:
         raise _wrong(
             f"{words}, of which no schema can be made ({_short(error)})",
-            "one of fields that JSON can hold",
+            "an object of fields that JSON can represent",
         ) from error
 
 

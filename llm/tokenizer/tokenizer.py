@@ -378,8 +378,7 @@ def _read_file(path: Path, limit: int) -> bytes:
         ) from error
     if len(data) > limit:
         raise ModelError(
-            f"{path} is larger than {limit >> 20} MiB, the most that is read; is this the right "
-            "file?"
+            f"{path} is larger than {limit >> 20} MiB, the maximum; is this the right file?"
         )
     return data
 

@@ -54,7 +54,7 @@ def check_cancelled() -> None:
 
 
 def left() -> LeftError:
-    return LeftError("who asked for this has left before it was done")
+    return LeftError("the client left before this was done")
 
 
 def wait(event: threading.Event) -> None:

@@ -91,8 +91,8 @@ class EarlierRun:
             self._read(out)
         elif has_rows:
             self.note = (
-                f"{self.path.name} is not there: whether the rows of before answer the same "
-                "question is not known"
+                f"{self.path.name} is not there: it is not known whether the "
+                "existing rows answer the same question"
             )
 
     def check_sampling(self, now: Mapping[str, float]) -> None:
@@ -134,9 +134,10 @@ class EarlierRun:
             self._version, self._sampling = int(before["version"]), dict(before.get(SAMPLING, {}))
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise OptionError(
-                f"out {out}: found in {self.path.name} what `mtmd batch` did not write there, "
-                "expected what was asked; bring it back, remove it if the rows answer the same "
-                "question, or name another file"
+                f"out {out}: found content in {self.path.name} that `mtmd "
+                "batch` did not write, expected the question; restore it, "
+                "remove it if the rows answer the same question, or name "
+                "another file"
             ) from error
         check_same(str(out), before, self._now)
 

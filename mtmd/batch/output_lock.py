@@ -71,9 +71,10 @@ def _locked(path: Path, out: Path) -> tuple[BinaryIO, bool]:
             has = lock(file, byte=OWNER_BYTES)  # what is locked on Windows cannot be read
             if has is False:
                 raise OptionError(
-                    f"out {out}: found another `mtmd batch` at work there "
-                    f"({_owner(file) or 'which has just begun'}), expected none: pictures would be "
-                    "asked about twice; wait until it ends, end it, or name another file"
+                    f"out {out}: found another `mtmd batch` running there "
+                    f"({_owner(file) or 'which has just begun'}), expected "
+                    "none: pictures would be answered twice; wait until it "
+                    "ends, stop it, or name another file"
                 )
             with suppress(FileNotFoundError):  # the one before has removed it, and ended
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):

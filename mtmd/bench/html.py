@@ -230,8 +230,9 @@ def _memory(report: Report) -> list[str]:
         return []
     parts = [
         "<h2>Memory of an encode</h2>",
-        "<p>What encoding one picture takes beyond weights at its peak, as the plans predict it; "
-        "nothing was run for it. Without flash attention every pair of patches has a number.</p>",
+        "<p>Peak memory of encoding one picture, without weights, as the plans "
+        "predict it; nothing was run. Without flash attention, every pair of "
+        "patches has a number.</p>",
     ]
     if len(rows) > 1:
         explicit = [_exact(r.resolution, r.explicit_bytes / MIB) for r in rows]
@@ -295,9 +296,10 @@ def _roofline(report: Report) -> list[str]:
     )
     parts = [
         "<h2>Roofline, every op</h2>",
-        f"<p>Nodes of one op and size together, run one by one: {key}. The larger, the more time "
-        "of its graph. Left of the bend the memory limits, right of it the multipliers; what lies "
-        "above a roof has its operands in the processor's caches.</p>",
+        f"<p>Nodes of one op and size together, run one by one: {key}. Larger "
+        "dots take more time of their graph. Left of the bend, the memory is "
+        "the limit, right of it the multipliers; dots above a roof have their "
+        "operands in the processor's caches.</p>",
         f"<figure>{chart}</figure>",
     ]
     for graph in graphs:

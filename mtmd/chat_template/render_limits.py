@@ -130,7 +130,7 @@ class Meter:
 
     def refuse(self, what: str, cause: Exception | None = None) -> NoReturn:
         raise ModelError(
-            f"{self._name} asks for {what}; shorten the messages or use another template"
+            f"{self._name} needs {what}; shorten the messages or use another template"
         ) from cause
 
     def check_binop(self, operator: str, left: Any, right: Any) -> None:

@@ -128,7 +128,7 @@ def _read_text(path: Path) -> str:
             data = file.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise ModelError(
-                f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB, the most that is read; is this "
+                f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB, the maximum; is this "
                 "the right file?"
             )
         return data.decode("utf-8")

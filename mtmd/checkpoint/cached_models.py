@@ -151,7 +151,7 @@ def _whole(name: str, repo: Any, revisions: Iterable[Any], cache_dir: Path | Non
 
 def _missing(name: str, known: Iterable[str]) -> ModelError:
     near = did_you_mean(name, known)
-    return ModelError(f"model {name!r} is not in the cache{near or '; `mtmd list` tells what is'}")
+    return ModelError(f"model {name!r} is not in the cache{near or '; `mtmd list` lists them'}")
 
 
 def _models_in(repo: Any) -> Iterator[CachedModel]:

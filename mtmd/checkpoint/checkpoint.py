@@ -120,7 +120,7 @@ def unread_audio(names: Iterable[str]) -> list[str]:
     """
     if not any(AUDIO_NAMES.match(name) for name in names):
         return []
-    return ["its weights for audio are not read by this version: it takes no audio"]
+    return ["this version does not read its audio encoder, so it takes no audio"]
 
 
 def end_of_turn(template: Path | None, tokenizer: Tokenizer) -> frozenset[int]:

@@ -51,12 +51,12 @@ def open_folder(folder: Path, template: Path | None = None, *, vectors: bool = F
     settings = read_config(folder)
     if is_dual(settings):
         raise DualEncoderError(
-            f"{folder} is a dual encoder, which gives vectors and no answers; use `mtmd embed`, or "
+            f"{folder} is a dual encoder, which gives vectors, not answers; use `mtmd embed`, or "
             "`mtmd.load_embedder`"
         )
     if not vectors and gives_last_state(folder):
         raise DualEncoderError(
-            f"{folder} is an embedding model, which gives vectors and no answers; use `mtmd "
+            f"{folder} is an embedding model, which gives vectors, not answers; use `mtmd "
             "embed`, or `mtmd.load_embedder`"
         )
     where = str(folder)

@@ -64,7 +64,7 @@ def open_gguf(
         own = whole
     if architecture == PROJECTOR:
         raise ModelError(
-            f"{where} is a projector, which sees and does not write; give the decoder's GGUF as "
+            f"{where} is a projector, which has no decoder; give the decoder's GGUF as "
             "the model and this file as mmproj= (--mmproj)"
         )
     towers = frozenset(n for n in file.names() if own and n.startswith(TOWER))
@@ -150,7 +150,8 @@ def _alongside(path: Path, architecture: str) -> tuple[Path | None, str]:
     if result:
         return (
             None,
-            f"there are several projectors beside it ({', '.join(p.name for p in result[:4])}); "
+            "there are several projectors in its folder "
+            f"({', '.join(p.name for p in result[:4])}); "
             "choose one with mmproj= (--mmproj)",
         )
     return (

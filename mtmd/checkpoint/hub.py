@@ -32,7 +32,7 @@ TIMEOUT_S = 10.0
 ALLOWED = ["*.safetensors", "*.json", "*.jinja", "spiece.model", "merges.txt"]
 IGNORED = ["*/*", "consolidated*.safetensors"]
 
-DEMO = "demo"  # names the model that comes with the package, where no file is called so
+DEMO = "demo"  # names the model that is part of the package, where no file is called so
 DEMO_NAME = "demo model"
 DEMO_NAMES = frozenset((DEMO, DEMO_NAME))
 DEFAULT_REVISION = "main"  # as huggingface_hub has it
@@ -138,7 +138,7 @@ def resolve_adapter(
 
 
 def is_demo(model: str | os.PathLike[str] | None) -> bool:
-    """Return whether the model that comes with the package is meant."""
+    """Return whether the model that is part of the package is meant."""
     named = isinstance(model, str) and model in DEMO_NAMES
     return model is None or (named and not Path(str(model)).exists())
 

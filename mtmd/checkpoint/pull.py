@@ -82,7 +82,7 @@ def pull(
     what the hub has: that one is taken out of the cache.
     """
     if is_demo(model):
-        raise ModelError("the demo model comes with the package; there is nothing to fetch")
+        raise ModelError("the demo model is part of the package; there is nothing to download")
     name = parse_name(model)
     files = _files(model, name, name.revision, endpoint)
     missing = sum(f.size for f in files if not _is_cached(name, f.name, cache_dir))

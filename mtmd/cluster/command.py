@@ -67,8 +67,7 @@ def check(args: argparse.Namespace) -> None:
         for name in OWN:
             if getattr(args, name) is not None:
                 raise OptionError(
-                    f"--{name.replace('_', '-')}: found without --ray, expected beside it; leave "
-                    "it out, or say where Ray runs"
+                    f"--{name.replace('_', '-')}: found without --ray; add --ray, or leave it out"
                 )
         return
     for name, default in (
@@ -80,17 +79,17 @@ def check(args: argparse.Namespace) -> None:
     ):
         if getattr(args, name) != default:
             raise OptionError(
-                f"--{name.replace('_', '-')}: found beside --ray, which has no use for it; leave "
-                "one of them out"
+                f"--{name.replace('_', '-')}: found with --ray, which does not "
+                "use it; leave one of them out"
             )
     if args.allow_remote_media:
         raise OptionError(
-            "--allow-remote-media: found beside --ray, which reads addresses of any kind as its "
+            "--allow-remote-media: found with --ray, which reads addresses of any kind as its "
             "machines can; leave it out"
         )
     if args.split == "layer":
         raise OptionError(
-            "--split layer: found beside --ray, whose actors have a GPU each, expected none; "
+            "--split layer: found with --ray, whose actors have a GPU each, expected none; "
             "--tp N gives each N GPUs"
         )
     for name, maximum in MAXIMUM.items():

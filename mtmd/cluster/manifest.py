@@ -102,8 +102,8 @@ class Manifest:
         pq.write_table(table, file, write_page_checksum=True)
         if not self.folder.write(name, file.getvalue()):
             raise OptionError(
-                f"out {self.folder.name}: found {name} there by now, expected no other command at "
-                "work; wait until it ends, --resume goes on"
+                f"out {self.folder.name}: found {name} there, expected no other "
+                "command running; wait until it ends, then use --resume"
             )
         self.written.append(name)
         self._load(name)
@@ -122,9 +122,9 @@ class Manifest:
             self.stamps.update(stamps)
         except Exception as error:  # pyarrow has many, for what is damaged
             raise OptionError(
-                f"out {self.folder.name}: found in {name} what was not written there "
-                f"({one_line(error, 200)}), expected what units there are; bring it back as it "
-                "was, or name another folder"
+                f"out {self.folder.name}: found unexpected content in {name} "
+                f"({one_line(error, 200)}), expected the list of units; restore "
+                "the file, or name another folder"
             ) from error
         self.count += table.num_rows
 

@@ -150,8 +150,9 @@ class Output:
             before = dict(json.loads(data))
         except (ValueError, TypeError, RecursionError) as error:
             raise OptionError(
-                f"out {self.job.out}: found in {JOB} what was not written there ({error}), "
-                "expected what was asked; bring it back as it was, or name another folder"
+                f"out {self.job.out}: found unexpected content in {JOB} "
+                f"({error}), expected the question; restore the file, or name "
+                "another folder"
             ) from error
         check_same(self.job.out, before, self._requested())
 

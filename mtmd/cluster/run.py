@@ -156,7 +156,7 @@ class Run:
         self._loading.pop(event.actor, None)
         self._ready.discard(event.actor)
         self._progress.ended += 1
-        log.warning("an actor ended, what it had is given to others: %s", event.reason)
+        log.warning("an actor ended; its pictures go to others: %s", event.reason)
         given_up = self._schedule.ended(event.actor, event.blame)
         self._schedule.check(event.reason)
         for task in given_up:

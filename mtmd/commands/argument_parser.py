@@ -87,15 +87,18 @@ class Parser(argparse.ArgumentParser):
             return "; pictures and videos are given without an option: photo.jpg"
         options = [name for action in self._actions for name in action.option_strings]
         if option in OUT and not {"-o", "--out"} & {*options}:
-            return "; what is found is written to standard output: > FILE keeps it"
+            return "; results go to standard output; save them with > FILE"
         if option in GPU_LAYERS and "--split" in options:
-            return "; a GPU is taken where there is one, and --split layer shares it with the host"
+            return "; a GPU is used if there is one, and --split layer shares it with the host"
         if option in REQUESTED and "--image" in options:
-            return '; the question stands without an option: mtmd ask "What is this?"'
+            return '; the question needs no option: mtmd ask "What is this?"'
         if option in REQUESTED and "--system" in options and "--prompt" not in options:
-            return "; questions are typed, or come by lines from a pipe; for one there is mtmd ask"
+            return (
+                "; questions are typed, or read line by line from a pipe; for one "
+                "question, use mtmd ask"
+            )
         if option == "--stream" and "--max-tokens" in options:
-            return "; an answer is written as it comes"
+            return "; answers are always streamed"
         if option in IN_FILE and "--prompt" in options:
             return "; a prompt in a file is given as --prompt @FILE"
         long = {_as_option(other): _as_option(name) for other, name in MEANT.items()}

@@ -297,7 +297,7 @@ def _in_parts(inputs: list[Any], args: argparse.Namespace) -> list[Any]:
     from mtmd.batch.inputs import in_parts
 
     if args.start is not None or args.end is not None:
-        raise OptionError("--every: found beside --from or --to, expected one of them")
+        raise OptionError("--every: found with --from or --to, expected one of them")
     if any(one.is_url for one in inputs):
         raise OptionError(
             "--every: found a URL, expected files; download videos that are to be cut into parts"

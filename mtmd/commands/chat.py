@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     chat.attached = attached
     if interactive:
         reported = (
-            f"{model.name} on {model.backends[0].name}; /help tells the commands, Ctrl-D leaves"
+            f"{model.name} on {model.backends[0].name}; /help lists the commands, Ctrl-D quits"
         )
         print(wrapped(reported, sys.stderr), file=sys.stderr)
     saved = interactive and not args.no_history

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if args.each:
         return _each(args, chosen)
     if args.prepare_ahead is not None:
-        raise OptionError("--prepare-ahead: found without --each, expected beside it")
+        raise OptionError("--prepare-ahead: found without --each; add it")
     for word in args.images:
         if os.path.isdir(word):  # noqa: PTH112  # a data URL is too long a path
             raise ImageError(

@@ -27,8 +27,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     check = _task(
         tasks,
         "check",
-        "Look for damage, and for pictures that are missing or belong to nothing. Exit code 1 "
-        "where something is to be mended.",
+        "Look for damage, and for pictures that are missing or unused. The "
+        "exit code is 1 if something needs repair.",
     )
     check.add_argument("--json", action="store_true", help="print one JSON object")
     check.add_argument(
@@ -37,14 +37,16 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="if nothing is wrong, delete pictures that belong to no conversation",
     )
     restore = _task(
-        tasks, "restore", "Put a backup in place; what was there is set aside. No server may run."
+        tasks,
+        "restore",
+        "Restore a backup; the previous data is moved to another folder. No server may run.",
     )
     restore.add_argument("source", metavar="BACKUP", help="a folder made by `mtmd history backup`")
     _task(
         tasks,
         "recover",
-        "Make the database anew from all of it that can be read, and set the old one aside. No "
-        "server may run.",
+        "Build the database again from everything that can be read, and move "
+        "the old one to another folder. No server may run.",
     )
 
 

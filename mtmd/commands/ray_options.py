@@ -32,8 +32,7 @@ def check_ray_options(args: argparse.Namespace) -> bool:
         for name in OWN:
             if getattr(args, name):
                 raise OptionError(
-                    f"--{name.replace('_', '-')}: found without --ray, expected beside it; leave "
-                    "it out, or say where Ray runs"
+                    f"--{name.replace('_', '-')}: found without --ray; add --ray, or leave it out"
                 )
         return False
     from mtmd.web.settings import ConnectionLimits, ServerSettings
@@ -42,7 +41,7 @@ def check_ray_options(args: argparse.Namespace) -> bool:
     for name, advice in OF_ONE_SERVER.items():
         result = getattr(args, name)
         if result != usual[name]:
-            raise OptionError(f"--{name.replace('_', '-')}: found beside --ray; {advice}")
+            raise OptionError(f"--{name.replace('_', '-')}: found with --ray; {advice}")
     if str(args.host).startswith("unix:"):
         raise OptionError(
             "--host: found a socket in a file beside --ray; Ray Serve's proxy listens at an address"

@@ -130,7 +130,7 @@ def _serve(
     restarts = begin is None and args.on_engine_failure == "restart"  # Ray replaces replicas
     with ExitStack() as stack:
         with server.answering():
-            print(f"loading; {_page(server.url, '/ready')} tells how far", flush=True)
+            print(f"loading; {_page(server.url, '/ready')} shows the progress", flush=True)
             notify_systemd("STATUS=loading")
             engine = _load(args, settings, restarts, stack)
             how_far.warming(engine.weights_read)
@@ -205,22 +205,22 @@ def _check_options_of_many(args: argparse.Namespace) -> None:
     if not args.models:
         for name in ("models_max", "unload_after", "presets"):
             if getattr(args, name) is not None:
-                raise OptionError(f"--{name.replace('_', '-')}: goes with --models only")
+                raise OptionError(f"--{name.replace('_', '-')}: needs --models")
         return
     for name in ("mmproj", "chat_template"):
         if getattr(args, name):
             raise OptionError(
-                f"--{name.replace('_', '-')}: found beside --models, and it is of one model; put "
-                'it into "load" of the presets'
+                f"--{name.replace('_', '-')}: found with --models, but it is "
+                'for one model; put it into "load" of the presets'
             )
     if args.alias:
-        raise OptionError('--alias: found beside --models; put "aliases" into the presets')
+        raise OptionError('--alias: found with --models; put "aliases" into the presets')
     if args.tp > 1:
-        raise OptionError("--tp: found beside --models; serve a model that is shared alone, by -m")
+        raise OptionError("--tp: found with --models; serve a model that uses several GPUs with -m")
     for name in ("split", "fit"):
         if getattr(args, name) not in ("none", False):
             raise OptionError(
-                f"--{name}: found beside --models, which share one device; serve one alone, by -m"
+                f"--{name}: found with --models, which share one device; serve one model with -m"
             )
 
 
@@ -424,7 +424,7 @@ def _stop_on_signals(server: Any, drain_s: float) -> None:
         server.stop()
 
     def drain(number: int, *_: object) -> None:
-        log.info("asked to end: what is under way is answered first, for %g s", drain_s)
+        log.info("stopping: requests in progress are answered first, for up to %g s", drain_s)
         signal.signal(number, stop)
         notify_systemd("STOPPING=1", "STATUS=answering what is under way")
         server.drain(drain_s)
@@ -484,8 +484,8 @@ def _say(
     ]
     if not report.fully_accelerated:
         warnings.append(
-            f"not everything runs on {report.device} as it should: `mtmd warmup`, or "
-            f"{_page(url, '/diagnostics')}, tells what and why"
+            f"not everything runs on {report.device} as expected: `mtmd "
+            f"warmup`, or {_page(url, '/diagnostics')}, shows what and why"
         )
     for warning in [*warnings, *_warnings_of_access(settings)]:
         warn(warning)
@@ -496,7 +496,7 @@ def _warnings_of_access(settings: Any) -> list[str]:
     warnings = []
     if settings.api_keys:
         warnings.append(
-            "every user of this machine sees the key given by --api-key in `ps`; put it in a file "
+            "every user of this machine can see the key of --api-key in `ps`; put it in a file "
             "(--api-key-file) or in the variable MTMD_API_KEYS"
         )
     if settings.api_key_file and settings.api_key_file.stat().st_mode & 0o004:
@@ -505,7 +505,7 @@ def _warnings_of_access(settings: Any) -> list[str]:
         )
     if not (settings.loopback or settings.needs_key):
         warnings.append(
-            "anybody who can reach this address can use the model and see every conversation "
+            "everyone who can reach this address can use the model and see every conversation "
             "(--insecure-no-auth)"
         )
     elif not settings.loopback:

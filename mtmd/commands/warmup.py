@@ -44,7 +44,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--strict",
         action="store_true",
-        help="exit with code 3 if anything is not on the accelerated path",
+        help="exit with code 3 unless everything runs on the accelerated path",
     )
     sub.add_argument("--no-run", action="store_true", help="check and predict only, run nothing")
     add_random_weights(sub)
@@ -111,7 +111,7 @@ def _predict(args: argparse.Namespace) -> int:
         raise OptionError(f"target: found {len(names)}, expected at most {MAX_TARGETS}")
     if args.split != "none" or args.fit:
         raise OptionError(
-            "target: found beside split or fit, and is one device; `mtmd fit` predicts several"
+            "target: found with split or fit, but it is one device; `mtmd fit` predicts several"
         )
     shared = args.tp != 1 or args.tensor_split
     if shared and len(names) > 1:

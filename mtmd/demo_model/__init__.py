@@ -1,1 +1,1 @@
-"""The demo model: a small trained model that comes with the package."""
+"""The demo model: a small trained model that is part of the package."""

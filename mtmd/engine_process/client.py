@@ -328,7 +328,7 @@ class EngineClient:
         if not self._may_restart():
             return DeviceError(f"{reason}; {AGAIN}")
         wait_s = math.ceil(self._delay_s() + self._start_s)
-        return EngineError(f"{reason}; it is being started again, try again in {wait_s} s", wait_s)
+        return EngineError(f"{reason}; it is restarting; try again in {wait_s} s", wait_s)
 
     def _named(self, text: str) -> str:
         """Return a line of the log, which says of which model it is."""
@@ -394,7 +394,7 @@ class EngineClient:
             passed, last = min(now - last, 2 * TICK_S), now
             if stall.look(connection.beats or None, passed) >= limit_s:
                 connection.fail(
-                    f"the model's process hangs: it has given no sign of life for {limit_s:.3g} s"
+                    f"the model's process hangs: it has not responded for {limit_s:.3g} s"
                 )
         return not self._ending
 

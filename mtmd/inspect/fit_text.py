@@ -78,10 +78,10 @@ def _layout(report: FitFacts, layout: LayoutFacts) -> Iterator[str]:
         limit = ", the model's limit" if layout.longest_context == report.context_most else ""
         longest = f"{layout.longest_context:,}{limit}" if layout.longest_context else "none"
         if layout.longest_text:
-            longest = f"none with pictures, {layout.longest_text:,} with text alone"
+            longest = f"none with pictures, {layout.longest_text:,} without"
         more = " or more" if layout.most_answers == MAX_ANSWERS else ""
         maximum = f"{layout.most_answers:,}{more}" if layout.most_answers else "none"
-        yield from _wrapped(f"    longest context: {longest}; most chats at once: {maximum}")
+        yield from _wrapped(f"    longest context: {longest}; maximum concurrent chats: {maximum}")
 
 
 def _result(report: FitFacts) -> Iterator[str]:
@@ -101,7 +101,7 @@ def _result(report: FitFacts) -> Iterator[str]:
         return
     first = report.undecided[0]
     needs = " and ".join(f"{_size(report, m.needed)} usable of {m.space}" for m in first.unknown)
-    reported = f"result: fits into no memory of a known size; with {needs}: {first.name}"
+    reported = f"result: does not fit in any memory of known size; with {needs}: {first.name}"
     yield from _wrapped(reported + (f"; it would fit with {advice}" if advice else ""))
 
 

@@ -66,8 +66,8 @@ def _picture_tokens(info: ModelInfo) -> str:
     if _alike(info.pictures):
         return f"{info.most_tokens:,} tokens, whatever its size: {_tiles(info.pictures[0])}"
     return (
-        f"{_range([p.tokens for p in info.pictures if not p.refused])} tokens at the sizes below, "
-        f"{info.most_tokens:,} at most"
+        f"{_range([p.tokens for p in info.pictures if not p.refused])} tokens "
+        f"for the sizes below, at most {info.most_tokens:,}"
     )
 
 
@@ -120,7 +120,8 @@ def _types(info: ModelInfo) -> Iterator[str]:
         names = _some([t.name for t in info.dequantized])
         yield from _wrapped(
             "",
-            f"dequantized as no kernel takes the stored form, {mib(stored)} become {mib(memory)}: "
+            f"dequantized as no kernel supports the stored form, {mib(stored)} become "
+            f"{mib(memory)}: "
             f"{names}",
             2,
         )
@@ -205,12 +206,12 @@ def _sampling(sampling: ModelSampling) -> Iterator[str]:
     if sampling.values and "temperature" not in sampling.values:
         values = ["the most probable token", *values]
     text = f"{', '.join(values)} ({sampling.source})" if values else ""
-    nothing = "the most probable token; the files recommend nothing else"
+    nothing = "the most probable token; the files recommend no sampling"
     yield from _wrapped("sampling", text or nothing, 15)
     if sampling.unused:
         yield from _wrapped("  not applied", ", ".join(sampling.unused), 15)
     if sampling.length:
-        text = f"{', '.join(sampling.length)}, which is shown here alone: max_tokens decides"
+        text = f"{', '.join(sampling.length)}, which is only shown: max_tokens decides"
         yield from _wrapped("  length", text, 15)
 
 

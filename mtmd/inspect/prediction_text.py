@@ -64,7 +64,7 @@ def _ways_out(report: Prediction) -> Iterator[str]:
         yield f"--parallel {report.most_answers}: so many answers at once fit"
     if not report.longest_context and not report.most_answers:
         yield "--weights Q4_K_M: fewer bits a weight, if they are not so few yet"
-    yield "`mtmd fit` says in which other ways it would: several cards, the CPU's memory beside"
+    yield "`mtmd fit` shows other ways: several cards, or the CPU's memory as well"
 
 
 def _fit(report: Prediction) -> Iterator[str]:
@@ -82,7 +82,7 @@ def _fit(report: Prediction) -> Iterator[str]:
     yield from _wrapped(f"  longest context that fits: {_longest(report)}")
     more = " or more" if report.most_answers == MAX_ANSWERS else ""
     maximum = f"{report.most_answers:,}{more}" if report.most_answers else "none"
-    yield f"  most answers at once of {requested.context:,} tokens: {maximum}"
+    yield f"  maximum concurrent answers of {requested.context:,} tokens: {maximum}"
     if report.pictures:
         yield from _wrapped(
             f"  largest picture at {requested.context:,} tokens: {_largest(report)}"
@@ -228,7 +228,7 @@ def _acceleration(report: Prediction) -> Iterator[str]:
     for flash in report.flash:
         yield f"flash attention, {flash.graph}: {flash.state.upper()}, {flash.nodes} nodes"
     if not report.refused:
-        yield f"every op is taken by {report.device}"
+        yield f"every operation is supported by {report.device}"
     for r in report.refused:
         shape = next((f"{t.dtype} {list(t.shape)}" for t in r.tensors if t.role == "dst"), "")
         yield from _wrapped(
@@ -239,7 +239,7 @@ def _acceleration(report: Prediction) -> Iterator[str]:
         size = sum(t.memory_bytes for t in report.dequantized)
         yield from _wrapped(
             f"WARNING: {_count(len(report.dequantized), 'tensor')} kept dequantized, "
-            f"{_gib(size)} GiB, as no kernel takes them as stored: first {tensor.name}"
+            f"{_gib(size)} GiB, as no kernel supports them as stored: first {tensor.name}"
         )
 
 
@@ -338,8 +338,8 @@ def render_comparison(reports: Sequence[Prediction]) -> str:
     lines += [
         "",
         *_wrapped(
-            "Middle estimates; the range of each, and what it rests on, is in the report of one "
-            "card. 'bound' is what holds decode up. Formula and factors: docs/gpu.md."
+            "Middle estimates; the range and basis of each is in the report of "
+            "one card. 'bound' is what limits decode. Formula and factors: docs/gpu.md."
         ),
     ]
     return "\n".join(line.rstrip() for line in lines)

@@ -41,7 +41,7 @@ def render_ranks(facts: RanksFacts, links: tuple[LinkFacts, ...], row: Row) -> I
         if shares:
             yield from _wrapped(f"    exchanging, ms of the device's: {', '.join(shares)}")
     if not links:
-        yield from _wrapped("  no times: name a card, of which it is known what ties it to others")
+        yield from _wrapped("  no times: name a card whose links are known")
     largest = max(facts.ranks, key=lambda r: r.weight_bytes)
     yield from _wrapped(
         f"  largest rank: weights {mib(largest.weight_bytes)}, cache {mib(largest.cache_bytes)}, "

@@ -32,8 +32,9 @@ IDLE_S = 2.0  # after which it ends
 AGAIN = "start the process again"
 CLOSED = "the service is closed; start another"
 _FORKED = (
-    "this process was forked, and cannot use the model that its parent has loaded: {}; load the "
-    "model here, or start processes that begin anew (multiprocessing.get_context('spawn'))"
+    "this process was forked and cannot use the model that its parent has "
+    "loaded: {}; load the model in this process, or start processes with "
+    "multiprocessing.get_context('spawn')"
 )
 BUSY_AT_FORK = _FORKED.format("it was answering at that moment")
 NOT_FORKED = _FORKED.format("its device, or the processes that share it, belong to the parent")

@@ -234,8 +234,9 @@ class LoadedModel:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a loaded model cannot be pickled or copied, nor can what holds it; load it in each "
-            "process, or ask one `mtmd serve` from all"
+            "a loaded model cannot be pickled or copied, nor can an object "
+            "that contains it; load it in each process, or run one `mtmd "
+            "serve` for all"
         )
 
     def answer_options(self, values: Mapping[str, Any]) -> AnswerOptions:

@@ -226,11 +226,11 @@ class AnswerOptions(Sampling):
 
         check_options(self)
         if self.grammar is not None and self.json_schema is not None:
-            raise OptionError("grammar: found beside json_schema, expected one of them")
+            raise OptionError("grammar: found with json_schema, expected one of them")
         box = read_toolbox(self.tools, self.tool_choice, self.parallel_tool_calls)
         object.__setattr__(self, "tools", box)
         if self.grammar is not None and box.callable:
-            raise OptionError("grammar: found beside tools, expected one of them")
+            raise OptionError("grammar: found with tools, expected one of them")
 
     @property
     def thinking(self) -> ThinkingRequest:

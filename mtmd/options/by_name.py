@@ -29,7 +29,7 @@ ELSEWHERE = {  # options of other libraries, and what takes their place
     "load_in_4bit": "weights='Q4_K_M' quantizes at load; quantized folders are read as they are",
     "load_in_8bit": "weights='Q8_0' quantizes at load; quantized folders are read as they are",
     "quantization_config": "quantized folders are read as they are; weights='Q4_K_M' makes one",
-    "n_gpu_layers": "a GPU is taken where there is one; split='layer' shares it with the host",
+    "n_gpu_layers": "a GPU is used if there is one; split='layer' shares it with the host",
     "trust_remote_code": "no code of a repository is ever run",
     "min_pixels": "image_min_tokens of `load` says what one picture takes at least",
     "max_pixels": "image_max_tokens of `load` says what one picture takes at most",

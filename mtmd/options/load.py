@@ -283,7 +283,7 @@ def _checked_shares(value: object, ranks: int | None) -> tuple[float, ...]:
 def _check_layout(chosen: LoadOptions) -> None:
     """Raises OptionError for two ways at once in which a model could lie."""
     if chosen.split == "layer" and chosen.tp > 1:
-        raise OptionError("split layer: found beside tp, expected one of them")
+        raise OptionError("split layer: found with tp, expected one of them")
     others = {
         "tp": chosen.tp > 1,
         "split": chosen.split != "none",
@@ -292,4 +292,4 @@ def _check_layout(chosen: LoadOptions) -> None:
     }
     if chosen.fit and any(others.values()):
         name = next(name for name, given in others.items() if given)
-        raise OptionError(f"fit: found beside {name}, which it is to choose; give one of them")
+        raise OptionError(f"fit: found with {name}, which it chooses; give one of them")

@@ -166,7 +166,7 @@ def requested(
     check_list(messages)
     if prompt is not None:
         raise PromptError(
-            "prompt: found beside messages, expected one of them; say it in the last message"
+            "prompt: found with messages, expected one of them; put it into the last message"
         )
     messages = in_own_form(messages)
     if image is not None or audio is not None:
@@ -190,7 +190,7 @@ def with_system(messages: Sequence[Message], system: str | None) -> list[Message
         raise PromptError(f"system: found {type(system).__name__}, expected a text")
     if messages and isinstance(messages[0], Mapping) and messages[0].get("role") == "system":
         raise PromptError(
-            "system: found beside a message of role 'system', expected one of them; leave one out"
+            "system: found with a message of role 'system', expected one of them; leave one out"
         )
     return [{"role": "system", "content": system}, *messages]
 

@@ -301,7 +301,7 @@ def _read(
         count += len(chunk)
         if count > max_bytes:
             raise ImageError(
-                f"found more than {max_bytes:,} bytes, the most that this request may still bring; "
+                f"found more than {max_bytes:,} bytes, what remains of this request's limit; "
                 + _SMALLER[kind]
             )
         if count - len(chunk) < HEAD_BYTES <= count and not is_known(b"".join(chunks)):

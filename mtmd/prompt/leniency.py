@@ -12,10 +12,12 @@ from mtmd.base.errors import PromptError
 from mtmd.tools.history import plain_text
 
 DEVELOPER = "the chat template knows no role 'developer': such messages are those of the system"
-SYSTEM_GATHERED = "the chat template takes one system message: they stand as one at the beginning"
-SYSTEM_IN_TURN = "the chat template takes no system message: it begins the first turn"
-TURNS_JOINED = "the chat template takes turns in alternation: neighbours of one role are one turn"
-TEXT_IN_SYSTEM = "the chat template takes no text beside audio: it is the system message"
+SYSTEM_GATHERED = "the chat template supports one system message: they are joined at the beginning"
+SYSTEM_IN_TURN = "the chat template has no system message: it is at the start of the first turn"
+TURNS_JOINED = (
+    "the chat template needs alternating roles: neighbouring turns of one role are joined"
+)
+TEXT_IN_SYSTEM = "the chat template has no text next to audio: it is the system message"
 # Stands where the text of the last message ends: a Unicode noncharacter.
 _END = "\ufdd2"
 _SYSTEM = ("system", "developer")

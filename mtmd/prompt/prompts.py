@@ -348,7 +348,7 @@ class Prompts:
                 "prompt: found what is no token's id, expected a text or a list of ids"
             )
         if not tokens:
-            raise PromptError("the prompt is empty; say what is to be gone on from")
+            raise PromptError("the prompt is empty; give the text to continue")
         if not 0 <= min(tokens) <= max(tokens) < len(tokenizer):
             raise PromptError(
                 f"prompt: found token {min(tokens) if min(tokens) < 0 else max(tokens)}, expected "

@@ -11,7 +11,7 @@ from typing import Any
 from mtmd.base.errors import OptionError, PromptError
 from mtmd.prompt.conversation import Message
 
-CONFLICT = "task: found beside a prompt, expected one of them; the task brings the authors' own"
+CONFLICT = "task: found with a prompt, expected one of them; a task has its own prompt"
 
 # Special tokens that say where something is, a part of the answers of models made for that
 LOCATION_TOKEN = re.compile(

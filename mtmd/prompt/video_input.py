@@ -85,7 +85,7 @@ class VideoInput:
         if self.rate is not None and not 0 < _number("rate", self.rate) < 1e6:
             raise OptionError(f"rate: found {self.rate:g}, expected frames a second")
         if self.rate is not None and self.times is not None:
-            raise OptionError("rate: found beside times, expected one of them")
+            raise OptionError("rate: found with times, expected one of them")
 
     @property
     def request(self) -> FrameRequest:

@@ -106,8 +106,8 @@ class _Other:
         self.came = self.moved = False
         if silent_s >= SILENT_S:
             return (
-                f"has not been heard of for {silent_s:.0f} s, last {self.doing}: it is stopped, or "
-                "cannot be reached"
+                f"has not responded for {silent_s:.0f} s, last {self.doing}: it "
+                "has stopped or cannot be reached"
             )
         if still_s >= STILL_S + self.head["more_s"]:
             return f"hangs: it has stood still for {still_s:.0f} s, {self.doing}"

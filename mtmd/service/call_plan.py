@@ -89,7 +89,7 @@ def plan_calls(
         if problem and is_promised:
             raise OptionError(f"tools: {_IN_FORM}: {_reason(problem)}") from error
         if problem:
-            warnings.append(f"tool calls are not held to their schemas: {_reason(problem)}")
+            warnings.append(f"tool calls do not follow their schemas: {_reason(problem)}")
     warnings += partly if grammar is not None else []
     return CallPlan(
         syntax,
@@ -109,7 +109,7 @@ def _for_a_while() -> Callable[[], None]:
     def check() -> None:
         if time.monotonic() >= end:
             raise OptionError(
-                f"what of the tools' schemas can be followed was not found out in {TRIALS_S:g} s; "
+                f"the tools' schemas could not be checked in {TRIALS_S:g} s; "
                 "give fewer tools, or simpler schemas"
             )
 

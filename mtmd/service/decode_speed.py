@@ -24,10 +24,10 @@ class DecodeSpeed:
 
     def __str__(self) -> str:
         return (
-            f"One answer alone is written at {self.tokens_per_s:.3g} tokens/s, as measured when "
-            f"the model was loaded. What a token reads, at the {self.read_bytes_per_s / 1e9:.3g} "
-            f"GB/s that the memory gives, would allow {self.most_tokens_per_s:.3g}: it reaches "
-            f"{self.share:.0%}."
+            f"A single answer is written at {self.tokens_per_s:.3g} tokens/s, "
+            "as measured when the model was loaded. The memory, at "
+            f"{self.read_bytes_per_s / 1000000000.0:.3g} GB/s, would allow "
+            f"{self.most_tokens_per_s:.3g}: it reaches {self.share:.0%}."
         )
 
 

@@ -72,7 +72,7 @@ class RequestMaker:
         loaded.runner.check(prompt.pieces)
         if settings.prompt_logprobs is not None and prompt.pictures:
             raise OptionError(
-                f"prompt_logprobs: found beside {len(prompt.pictures)} pictures, whose tokens have "
+                f"prompt_logprobs: found with {len(prompt.pictures)} pictures, whose tokens have "
                 "no probabilities, expected a prompt of text"
             )
         if (alternatives := settings.prompt_logprobs) is not None:
@@ -178,4 +178,4 @@ class RequestMaker:
         except OptionError as error:
             if settings.toolbox.choice.mode == "required" or settings.json_schema:
                 raise
-            return None, (*warnings, f"tool calls are not held to their schemas: {error}")
+            return None, (*warnings, f"tool calls do not follow their schemas: {error}")

@@ -45,11 +45,11 @@ HELP = {
         "attach pictures or videos, files or URLs, to the next question; one dropped on the window "
         "does the same",
     ),
-    "images": ("", "tell what is attached"),
-    "clear": ("", "begin a new conversation"),
-    "undo": ("", "take the last question and its answer back"),
+    "images": ("", "list what is attached"),
+    "clear": ("", "start a new conversation"),
+    "undo": ("", "remove the last question and its answer"),
     "retry": ("", "answer the last question again"),
-    "system": ("TEXT", "what the model is told before all else; without TEXT, nothing"),
+    "system": ("TEXT", "the system message; without TEXT, none"),
     "set": (
         "NAME VALUE",
         "an answer option, like temperature 0.7; default puts it back; without NAME, show those "
@@ -127,8 +127,8 @@ class Chat:
             return False
         if name not in HELP:
             raise CommandError(
-                f"/{name:.40} is no command; /help tells them, and a question that begins with a "
-                "slash needs a blank first"
+                f"/{name:.40} is not a command; /help lists them. Start a "
+                "question with a space if it begins with a slash"
             )
         getattr(self, f"_{name}")(value.strip())
         return True
@@ -186,7 +186,7 @@ class Chat:
 
     def _take_back(self) -> Turn:
         if not self.transcript.turns:
-            raise CommandError("nothing has been asked yet")
+            raise CommandError("there is no question yet")
         turn = self.transcript.turns.pop()
         self.attached = [*turn.images, *self.attached]
         self.last = None
@@ -274,7 +274,7 @@ class Chat:
 
     def _receipt(self, _: str) -> None:
         if self.last is None:
-            raise CommandError("no answer has been given yet")
+            raise CommandError("there is no answer yet")
         _say(str(self.last))
 
     def _ask(self, question: str) -> None:
@@ -290,7 +290,7 @@ class Chat:
             raise
         if not answer.text and answer.receipt.finish == "cancelled":
             self._take_back()
-            self.complain("stopped before the first word; the question is taken back")
+            self.complain("stopped before the first word; the question is removed")
             return
         turn.answer, turn.thought = answer.text, answer.thinking
         turn.receipt, self.last = answer.receipt.asdict(), answer.receipt
@@ -323,7 +323,7 @@ class Chat:
         context = self.model.runner.context
         if receipt.prompt_tokens + receipt.output_tokens >= context:
             yield (
-                f"the context of {context:,} tokens is full; /clear begins a new conversation, and "
+                f"the context of {context:,} tokens is full; /clear starts a new conversation, and "
                 "'mtmd chat --context N' has room for a longer one, where the model has"
             )
         else:
@@ -388,8 +388,8 @@ def _setting(settings: AnswerOptions, name: str) -> str:
         return f"{shown} ({applied.settings.source})"
     if name in settings.without_effect:
         return (
-            f"{shown} (no effect at temperature 0, which takes the most probable token; /set "
-            "temperature 0.7 draws)"
+            f"{shown} (no effect at temperature 0, which uses the most probable "
+            "token; /set temperature 0.7 samples)"
         )
     return shown
 

@@ -211,7 +211,7 @@ def _read_object(path: Path) -> dict[str, Any]:
             data = file.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise TranscriptError(
-                f"{path}: found more than {FILE_BYTES_MAX >> 20} MiB, the most that is read; is it "
+                f"{path}: found more than {FILE_BYTES_MAX >> 20} MiB, the maximum; is it "
                 "a conversation?"
             )
         values = json.loads(data)

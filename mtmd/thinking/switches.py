@@ -13,7 +13,7 @@ from mtmd.thinking.request import ThinkingRequest
 
 NO_MARKS = "the chat template and the vocabulary have no marks of thoughts"
 NO_SWITCH = "the chat template has no variable for it"
-CLOSED = f"think: {NO_SWITCH}; the thought is closed where it would begin"
+CLOSED = f"think: {NO_SWITCH}; the thought is closed before it starts"
 
 
 @dataclass(frozen=True)

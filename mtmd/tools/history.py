@@ -14,9 +14,9 @@ from mtmd.tools.tool import Toolbox
 
 DESCRIBED = "the chat template cannot show the tools: they are described in a system message"
 CALLS_WRITTEN = "the chat template cannot show these tool calls: they are written as text"
-RESULTS_WRITTEN = "the chat template cannot show tool results: they stand in turns of the user"
+RESULTS_WRITTEN = "the chat template cannot show tool results: they are in the user's turns"
 BROKEN_ARGUMENTS = "arguments of a tool call are not JSON: the call is shown as the model wrote it"
-PICTURES_MOVED = "the chat template takes no pictures in tool results: they stand in the next turn"
+PICTURES_MOVED = "the chat template supports no pictures in tool results: they are in the next turn"
 ID_CHARS = 9  # at least so many have those ids that templates write
 
 # As models were trained on it that have no tokens for calls (NousResearch/Hermes-Function-Calling).

@@ -141,7 +141,7 @@ def _read(item: object, where: str) -> Tool:
     if callable(item):
         name = getattr(item, "__name__", type(item).__name__)
         raise OptionError(
-            f"{where}: found the Python object {name:.60}, expected what the model is told of it: "
+            f"{where}: found the Python object {name:.60}, expected its description: "
             '{"type": "function", "function": {"name": ..., "description": ..., "parameters": '
             "{JSON schema}}}"
         )
@@ -190,7 +190,8 @@ def _schema(value: object, where: str) -> str:
         text.encode()  # no halves of surrogate pairs
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(
-            f"{where}: found what JSON cannot hold ({one_line(error)[:160]}), expected JSON values"
+            f"{where}: found what JSON cannot represent ({one_line(error)[:160]}), "
+            "expected JSON values"
         ) from error
     if is_deep(value):
         raise OptionError(f"{where}: found more than {DEEP_MAX} levels, expected at most so many")

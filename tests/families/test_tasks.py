@@ -57,9 +57,7 @@ def test_what_a_task_cannot_be(model: Model) -> None:
         lambda: model.answer(PAGE, "What is it?", task="text"),
         lambda: model.complete("once", task="text"),
     ):
-        with pytest.raises(
-            PromptError, match=r"^task: found beside a prompt, expected one of them"
-        ):
+        with pytest.raises(PromptError, match=r"^task: found with a prompt, expected one of them"):
             ask()
 
 

@@ -294,7 +294,7 @@ def test_what_the_model_is_told_before_all_else(demo: Model, one: Path) -> None:
     plain, reported = demo.answer(one, COUNT), demo.answer(one, COUNT, system="Be brief.")
     assert len(reported.prompt_token_ids) > len(plain.prompt_token_ids)
     messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-    with pytest.raises(PromptError, match="system: found beside a message of role 'system'"):
+    with pytest.raises(PromptError, match="system: found with a message of role 'system'"):
         list(demo.stream(messages, system="c"))
     with pytest.raises(PromptError, match="system: found int"):
         demo.answer(one, system=3)  # type: ignore[arg-type]
@@ -371,7 +371,7 @@ def test_a_conversation_goes_on(demo: Model, one: Path) -> None:
     assert chat.messages[-1]["content"] == "One."
     chat.clear()
     assert [m["role"] for m in chat.messages] == ["system"]
-    with pytest.raises(PromptError, match="nothing has been asked yet"):
+    with pytest.raises(PromptError, match="there is no question yet"):
         chat.undo()
 
 
@@ -489,7 +489,7 @@ def test_what_is_no_conversation_does_not_go_on(demo: Model, wrong: Any) -> None
             PromptError, match=r"message 2: found .*, expected a mapping with 'role'"
         ):
             demo.chat(messages=[{"role": "user", "content": "hi"}, part])  # type: ignore[list-item]
-    with pytest.raises(PromptError, match="found beside a message of role 'system'"):
+    with pytest.raises(PromptError, match="found with a message of role 'system'"):
         demo.chat(system="a", messages=[{"role": "system", "content": "b"}])
 
 

@@ -90,7 +90,7 @@ def test_text_of_the_unusual() -> None:
     assert len(str(receipt(images=())).splitlines()) == 2
     waited = str(receipt(images=(), reused_tokens=12, queued_ms=250.4)).splitlines()[0]
     assert waited.startswith(
-        "30 prompt tokens (12 known from before), 20 output tokens (stop); waited 250 ms, "
+        "30 prompt tokens (12 from the cache), 20 output tokens (stop); waited 250 ms, "
         "preprocess 3 ms"
     )
     copied = str(receipt(images=(), proposed_tokens=14, accepted_tokens=11)).splitlines()[0]

@@ -29,7 +29,7 @@ SECRET = "data:,secret"
         ),
         (
             {"messages": [USER[0] | {"images": [SECRET]}]},
-            'messages[0].images: images stand in the content here, as parts such as {"type": "image_url"',
+            'messages[0].images: images are parts of the content here, such as {"type": "image_url"',
         ),
         (
             {"messages": [USER[0] | {"content": [{"type": "image", "image": SECRET}]}]},
@@ -117,7 +117,7 @@ def test_addresses_of_ollamas_that_are_not_here_answer_in_its_form():
     for path in ("/api/pull", "/api/copy"):
         answer = client.post(path, json={"model": "x"})
         assert answer.status_code == 404
-        assert answer.get_json() == {"error": "there is nothing at this address"}
+        assert answer.get_json() == {"error": "there is no such route"}
     assert client.post("/v1/nothing", json={}).get_json()["error"]["message"]
 
 
@@ -126,9 +126,9 @@ def test_addresses_of_ollamas_that_are_not_here_answer_in_its_form():
     [
         ("/v1/chat/completion", "; did you mean /v1/chat/completions? /docs tells what there is"),
         ("/v1/v1/models", "; did you mean /v1/models? /docs tells what there is"),
-        ("/v1", "there is nothing at this address; /docs tells what there is"),
-        ("/v1/moderations", "there is nothing at this address; /docs tells what there is"),
-        (f"/v1/{'x' * 2000}", "there is nothing at this address; /docs tells what there is"),
+        ("/v1", "there is no such route; /docs tells what there is"),
+        ("/v1/moderations", "there is no such route; /docs tells what there is"),
+        (f"/v1/{'x' * 2000}", "there is no such route; /docs tells what there is"),
     ],
     ids=lambda value: value[:30],
 )

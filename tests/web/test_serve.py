@@ -261,7 +261,7 @@ def test_keys_of_a_file_and_of_the_environment(python, tmp_path):
             client.models.list()
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=30)
-    assert "WARNING: every user of this machine sees the key given by --api-key in `ps`" in err
+    assert "WARNING: every user of this machine can see the key of --api-key in `ps`" in err
     assert "WARNING: every user of this machine can read the keys in --api-key-file" in err
     names = re.findall(r"INFO req-\w+ (\S+) GET /v1/models (\d+) ", err)
     assert names == [("anna", "200"), ("ben", "200"), ("key-1", "200"), ("-", "401")]

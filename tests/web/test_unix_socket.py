@@ -137,12 +137,12 @@ def test_what_is_wrong_with_a_path_is_told(host, words):
 
 
 def test_a_mode_goes_with_a_file_alone():
-    with pytest.raises(OptionError, match="socket_mode: found beside host"):
+    with pytest.raises(OptionError, match="socket_mode: found with host"):
         ServerSettings(socket_mode=0o660)
 
 
 def test_a_port_goes_with_an_address_alone():
-    with pytest.raises(OptionError, match="port: found 9000 beside host 'unix:s'"):
+    with pytest.raises(OptionError, match="port: found 9000 with host 'unix:s'"):
         ServerSettings(host="unix:s", port=9000)
     assert ServerSettings(host="unix:s", port=0).unix_socket is not None
 

@@ -162,10 +162,7 @@ class Answering:
         if unknown and self.unknown_fields == "refuse":
             name = unknown[0]
             raise ApiError(
-                400,
-                f"{name:.60}: not known here; leave it out",
-                param=name[:60],
-                code="unknown_parameter",
+                400, f"{name:.60}: unknown; leave it out", param=name[:60], code="unknown_parameter"
             )
         return unknown
 

@@ -47,7 +47,7 @@ def _inflated(data: Memory, kind: int) -> Pieces:
         if not left:
             return
         if kind != _GZIP:
-            raise _WrongError("more comes behind its end")
+            raise _WrongError("there is data after its end")
     raise _WrongError(f"it has more than {MEMBERS} parts")
 
 
@@ -77,7 +77,7 @@ def _brotli(data: Memory) -> Pieces:
             raise _WrongError("it ends too soon")
         yield piece
     if left:
-        raise _WrongError("more comes behind its end")
+        raise _WrongError("there is data after its end")
 
 
 def _zstd(data: Memory) -> Pieces:
@@ -106,7 +106,9 @@ def _check_frames(data: Memory, zstandard: Any) -> None:
             last = len(head) >= 8
         else:
             if not head.startswith(b"\x28\xb5\x2f\xfd"):
-                raise _WrongError("more comes behind its end" if at else "it does not begin as one")
+                raise _WrongError(
+                    "there is data after its end" if at else "it does not start as one"
+                )
             reported = zstandard.get_frame_parameters(head)
             if reported.window_size > _ZSTD_WINDOW:
                 raise _WrongError(
@@ -183,8 +185,8 @@ def plain(data: Memory, encoding: str, maximum: int, take: Callable[[int], None]
     if count > maximum:
         raise ApiError(
             413,
-            f"the body has more than {maximum:,} bytes once it is read as {name}, the most there "
-            "may be at this address",
+            f"the body has more than {maximum:,} bytes when decompressed as "
+            f"{name}, the maximum for this route",
             code="body_too_large",
         )
     return _joined(pieces, count)

@@ -172,8 +172,8 @@ class Gate:
         if (request.content_length or 0) > limit:
             raise ApiError(
                 413,
-                f"the body has {request.content_length:,} bytes, expected at most {limit:,} at "
-                "this address",
+                f"the body has {request.content_length:,} bytes, expected at "
+                f"most {limit:,} on this route",
                 code="body_too_large",
             )
         if what is not None and what.body in _FILES and _encoding() not in ("", "identity"):

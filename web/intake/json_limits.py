@@ -81,5 +81,5 @@ def _without_escapes(piece: bytes) -> bytes:
 
 def _too_large(what: str) -> ApiError:
     return ApiError(
-        413, f"found more than {what}, the most that a request may have", code="body_too_large"
+        413, f"found more than {what}, the maximum for a request", code="body_too_large"
     )

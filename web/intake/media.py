@@ -284,10 +284,7 @@ class Media:
         """
         location = reference.location
         refusal = ApiError(
-            400,
-            f"{location}: there is no such file that may be read",
-            param=location,
-            code="file_not_found",
+            400, f"{location}: no such file that may be read", param=location, code="file_not_found"
         )
         if self._root is None:
             raise ApiError(

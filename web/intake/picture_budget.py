@@ -132,8 +132,8 @@ class PictureBudget:
             for whose, stored, room in rooms:
                 if stored + pixels > room:
                     raise BusyError(
-                        f"{stored:,} pixels{whose} wait to be seen and {room:,} may, so these "
-                        f"{pixels:,} have to come later",
+                        f"{stored:,} pixels{whose} are waiting and {room:,} may "
+                        f"wait; send these {pixels:,} later",
                         self._turnover.wait_s(pixels),
                     )
             if not self._pixels_stored:

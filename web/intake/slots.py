@@ -54,12 +54,12 @@ class Slots:
             each, taken = self._share(owner), self._taken.total()
             if self._taken[owner] >= each:
                 raise BusyError(
-                    f"{each} {self._what} for this client, the most that may; try again later",
+                    f"{each} {self._what} for this client, the maximum; try again later",
                     self._turnover.wait_s(),
                 )
             if taken >= self.maximum:
                 raise BusyError(
-                    f"{self.maximum} {self._what}, the most that may; try again later",
+                    f"{self.maximum} {self._what}, the maximum; try again later",
                     self._turnover.wait_s(),
                 )
             if not taken:

@@ -117,7 +117,7 @@ class Uploads:
             raise ApiError(
                 413,
                 f"file: {count:,} bytes beside the {stored:,} already here are more than {room:,}; "
-                "delete files that are not needed any more",
+                "delete files that you no longer need",
                 param="file",
                 code="storage_full",
             )

@@ -187,7 +187,7 @@ def _end(answer: Answer) -> dict[str, Any]:
 
 
 def _usage(receipt: Receipt) -> dict[str, Any]:
-    """Anthropic counts tokens that were known from before beside the others, not among them."""
+    """Anthropic counts tokens that were from the cache beside the others, not among them."""
     return {
         "input_tokens": receipt.prompt_tokens - receipt.reused_tokens,
         "cache_creation_input_tokens": 0,

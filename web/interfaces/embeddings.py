@@ -31,8 +31,8 @@ def no_vectors(models: Models, name: str | None) -> ApiError:
     """
     return ApiError(
         400,
-        f"{models.find(name).name!r} writes answers and gives no vectors; serve a dual encoder "
-        "for them, such as openai/clip-vit-base-patch32",
+        f"{models.find(name).name!r} gives answers, not vectors; serve a dual "
+        "encoder for vectors, such as openai/clip-vit-base-patch32",
         param="model",
         code="no_embeddings",
     )

@@ -128,7 +128,7 @@ class Completion(Request):
             raise ApiError(400, f"prompt: expected 1 to {MAX_PROMPTS} prompts", param="prompt")
         if self.stream and len(prompts) > 1:
             raise ApiError(
-                400, "stream: found beside several prompts, expected one of them", param="stream"
+                400, "stream: found with several prompts, expected one of them", param="stream"
             )
         return AnswerRequest(
             self.model, self.stream, prompts=tuple(prompts), options=self._options()

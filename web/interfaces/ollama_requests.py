@@ -253,7 +253,7 @@ class GenerateRequest(Answered):
         """
         for name in ("images", "system"):
             if getattr(self, name):
-                raise ApiError(400, f"{name}: found beside raw, expected one of them", param=name)
+                raise ApiError(400, f"{name}: found with raw, expected one of them", param=name)
         for name, result in (
             ("think", self.think not in (None, False, "none")),
             ("options.think_budget", "think_budget" in self.thinking),
@@ -261,7 +261,7 @@ class GenerateRequest(Answered):
             if result:
                 raise ApiError(
                     400,
-                    f"{name}: found beside raw, expected no thinking there: without a chat "
+                    f"{name}: found with raw, expected no thinking there: without a chat "
                     "template nothing opens a thought",
                     param=name,
                 )

@@ -299,7 +299,7 @@ class Message(Loose):
         if value:
             raise PydanticCustomError(
                 "images",
-                "images stand in the content here, as parts such as "
+                "images are parts of the content here, such as "
                 '{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}',
             )
         return value

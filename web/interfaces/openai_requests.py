@@ -313,7 +313,7 @@ class Generation(Request):
         if self.prompt_logprobs is not None and self.stream:
             raise PydanticCustomError(
                 "stream",
-                "{param}: found beside prompt_logprobs, expected one of the two: log probabilities "
+                "{param}: found with prompt_logprobs, expected one of the two: log probabilities "
                 "of a prompt come with the whole answer",
                 {"param": "stream"},
             )
@@ -367,7 +367,7 @@ class Generation(Request):
 def ignored(unknown: list[str]) -> tuple[str, ...]:
     """Return the warning of fields that nobody knows."""
     names = ["".join(c for c in name[:60] if c.isprintable()) for name in unknown[:20]]
-    return (f"not known here, and ignored: {', '.join(names)}",) if names else ()
+    return (f"unknown and ignored: {', '.join(names)}",) if names else ()
 
 
 class ChatRequest(ThinkingFields, Generation):
@@ -446,7 +446,7 @@ class ChatRequest(ThinkingFields, Generation):
         if both:
             raise PydanticCustomError(
                 "calls",
-                "{param}: found beside {other}, expected one of them",
+                "{param}: found with {other}, expected one of them",
                 {"param": both[0], "other": both[1]},
             )
         if self.function_call not in (None, "none", "auto") and not self.functions:
@@ -563,7 +563,7 @@ class CompletionRequest(Generation):
         if self.scores_prompt and self.stream:
             raise PydanticCustomError(
                 "stream",
-                "{param}: found beside echo and logprobs, expected two of the three: log "
+                "{param}: found with echo and logprobs, expected two of the three: log "
                 "probabilities of a prompt come with the whole answer",
                 {"param": "stream"},
             )

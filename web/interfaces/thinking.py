@@ -92,5 +92,5 @@ class ThinkingFields(BaseModel):
 
     def thinking_warnings(self) -> tuple[str, ...]:
         if self.reasoning_format == "none":
-            return ("reasoning_format: thoughts stand in reasoning_content here",)
+            return ("reasoning_format: thoughts are in reasoning_content here",)
         return ()

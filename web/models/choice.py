@@ -198,9 +198,9 @@ class OneModel:
         if not self.model.answers_to(name):
             raise ApiError(
                 404,
-                "the model asked for is not here"
+                "the requested model is not available"
                 f"{near((name or '')[:256], self.model.names) or ';'} this server has "
-                f"{self.model.name!r}; its options --alias NAME and --any-model let other names in",
+                f"{self.model.name!r}; its options --alias NAME and --any-model accept other names",
                 param="model",
                 code="model_not_found",
             )

@@ -86,7 +86,9 @@ class Fetches:
                     target=_look, args=(progress, read, ended), name="mtmd fetched", daemon=True
                 ).start()
             except RuntimeError as error:
-                log.warning("%s: how far its fetch is cannot be told (%s)", source.name, error)
+                log.warning(
+                    "%s: the progress of its download cannot be read (%s)", source.name, error
+                )
 
         try:
             return self._loader.fetch(source, report)

@@ -23,8 +23,8 @@ def not_here(name: str, called: Iterable[str], names: list[str]) -> ApiError:
     more = f" and {len(names) - NAMED} more (GET /v1/models)" if len(names) > NAMED else ""
     return ApiError(
         404,
-        f"the model asked for is not here{near(name[:256], called) or ';'} this server has "
-        f"{there}{more}; its option --any-model lets other names in",
+        f"the requested model is not available{near(name[:256], called) or ';'} this server has "
+        f"{there}{more}; its option --any-model accepts other names",
         param="model",
         code="model_not_found",
     )
@@ -46,7 +46,7 @@ def fetching(entry: Entry) -> ApiError:
     how_far = (
         "waits until another one is fetched from the Hugging Face hub"
         if progress and progress.waits
-        else f"is being fetched from the Hugging Face hub, {far:.0%} of it is here"
+        else f"is being downloaded from the Hugging Face hub, {far:.0%} so far"
     )
     return ApiError(
         503,
@@ -59,7 +59,7 @@ def fetching(entry: Entry) -> ApiError:
 def ending() -> ApiError:
     return ApiError(
         503,
-        "the server is ending, and loads no model any more; try again once it is back",
+        "the server is stopping and loads no more models; try again when it is back",
         code="server_ending",
         headers={"Retry-After": str(SOON_S)},
     )
@@ -107,7 +107,7 @@ def reason_of(error: BaseException) -> str:
         return " ".join(str(error).split())
     full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
     if full or "out of memory" in str(error):  # Metal's
-        return "there is not enough memory"
+        return "not enough memory"
     if isinstance(error, OSError):
         return f"its files cannot be read ({error.strerror or type(error).__name__})"
     return f"internal error: {type(error).__name__}"

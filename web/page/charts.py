@@ -116,7 +116,7 @@ def _backends(report: WarmupReport) -> Chart:
     ]
     return Chart(
         "Nodes by backend",
-        "Where the nodes of each graph run. Anything beside the device costs a copy each way.",
+        "Where the nodes of each graph run. A node elsewhere costs a copy each way.",
         _bars(rows, lambda v: f"{v:.0f}"),
         tuple((style[n], n) for n in names),
     )

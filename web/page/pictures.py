@@ -152,8 +152,9 @@ class PictureCache:
         if stored.bytes + stored.count * ROW_BYTES + new > self._maximum:
             raise ApiError(
                 507,
-                f"the pictures of all conversations have {stored.bytes:,} bytes, and "
-                f"{self._maximum:,} may be kept; delete conversations that are not needed any more",
+                f"the pictures of all conversations have {stored.bytes:,} "
+                f"bytes, and {self._maximum:,} can be stored; delete "
+                "conversations that you no longer need",
                 code="storage_full",
             )
 

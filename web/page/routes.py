@@ -381,7 +381,7 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
         stored = chat.store.image_of(owner(), sha256)
         data = chat.store.image_bytes(sha256) if stored else None
         if stored is None or data is None:
-            raise ApiError(404, "there is no such picture any more")
+            raise ApiError(404, "this picture no longer exists")
         if not stored.is_still:  # browsers ask for parts of it
             whole = _served(data, stored.kind, FOREVER)
             whole.make_conditional(request, accept_ranges=True, complete_length=len(data))
@@ -398,10 +398,10 @@ def _image_routes(routes: Blueprint, chat: Chat) -> None:
     def small_image(sha256: str) -> Response:
         """Return a small image for lists: `THUMBNAIL_SIDE` at most."""
         if chat.store.image_of(owner(), sha256) is None:
-            raise ApiError(404, "there is no such picture any more")
+            raise ApiError(404, "this picture no longer exists")
         data = chat.thumbnail(sha256)
         if data is None:
-            raise ApiError(404, "there is no such picture any more")
+            raise ApiError(404, "this picture no longer exists")
         return _served(data, "image/jpeg", FOREVER)
 
     @routes.get("/api/processed/<sha256>")

@@ -72,7 +72,7 @@ def _summary(report: WarmupReport, state: str) -> str:
     if state == WRONG:
         return f"{where}. Answers may fail or be false until this is mended."
     if not report.checks:
-        return f"{where}. Where everything runs is known; the results were not checked."
+        return f"{where}. It is known where everything runs; the results were not checked."
     times = "; ".join(f"{c.graph}: {c.what} in {_ms(c.steady_ms)}" for c in report.checks)
     known = "The results agree with the reference." if state == FAST else "The results are right."
     return f"{where}. {known} {times}."
@@ -115,8 +115,9 @@ def _flash(report: WarmupReport, flash: Any) -> list[Finding]:
     elif flash.setting == "off":
         return [
             Finding(
-                f"Flash attention of the {flash.graph} is off, because it was asked to be: it "
-                "takes more memory, and more time for large pictures and long texts.",
+                f"Flash attention of the {flash.graph} is off, as requested: "
+                "attention takes more memory, and more time for large pictures "
+                "and long texts.",
                 "Leave the choice to the server:",
                 _command(report, "serve", "--flash-attn auto"),
             )
@@ -170,7 +171,7 @@ def _moved(report: WarmupReport) -> list[Finding]:
         Finding(
             f"{report.elsewhere} nodes were placed on another backend than "
             f"{', '.join(report.devices)}, "
-            "because that was asked for.",
+            "as requested.",
             "Start the server without --override-tensor.",
         )
     ]

@@ -82,8 +82,8 @@ class Bodies:
             if not coming.done():
                 raise ApiError(
                     408,
-                    f"a body may take {limits.body_s:g} s, and one more for every "
-                    f"{limits.body_rate:,} bytes that have come",
+                    f"a body may take {limits.body_s:g} s, and one more for "
+                    f"every {limits.body_rate:,} bytes received",
                     code="too_slow",
                 )
             message = coming.result()
@@ -140,9 +140,7 @@ def _joined(pieces: tuple[bytes, ...]) -> bytes:
 
 def too_long(maximum: int) -> ApiError:
     return ApiError(
-        413,
-        f"the body has more than {maximum:,} bytes, the most there may be",
-        code="body_too_large",
+        413, f"the body has more than {maximum:,} bytes, the maximum", code="body_too_large"
     )
 
 

@@ -42,7 +42,7 @@ EVERYWHERE, SERVE_PORT = "0.0.0.0", 8000  # what Ray Serve's files mean where th
 FILES = ("model", "mmproj", "chat_template", "kernels", "api_key_file", "media_path")
 ENDING_S = 30.0  # beside the time for answers
 TAKING_OVER = (
-    "not waited for: Ray Serve goes on replacing the application; the same command watches it, "
+    "stopped waiting: Ray Serve continues to replace the application; the same command watches it, "
     "`serve shutdown` ends it"
 )
 EXITED = "the application has ended: it was deleted, or Ray Serve was shut down"
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, settings_of: SettingsOf, serving: Serving) -> 
         with bind(settings) as sock:  # whether the port can be had, and which one 0 takes
             settings = replace(settings, port=sock.getsockname()[1])
     elif not settings.port:
-        raise OptionError("port: found 0 beside a cluster, expected a port, the same everywhere")
+        raise OptionError("port: found 0 on a cluster, expected a port, the same on every machine")
     print("loading", flush=True)
     with connected(args.ray) as ray, _reporting_errors():
         mine = secrets.token_hex(8)
@@ -121,8 +121,8 @@ def _application(
     if (now := room(there, chosen)) < minimum:
         needs = f"{chosen.cpus} CPUs" + (f" and {chosen.gpus} GPUs" if chosen.gpus else "")
         print(
-            f"room for {now} of {minimum} replicas: each takes {needs}, and there are "
-            f"{describe(there)}; the others start as machines come",
+            f"resources for {now} of {minimum} replicas: each needs {needs}, "
+            f"and there are {describe(there)}; the others start when machines join",
             flush=True,
         )
     needed = Requested(minimum, maximum, chosen, args.parallel, not args.no_affinity)
@@ -222,13 +222,13 @@ def _watch(
             notify_systemd(f"STATUS=serving at {url}, {ready} replica{'s' * (ready != 1)} ready")
         if stopping.drain:
             notify_systemd("STOPPING=1")
-            print("asked to end: what is under way is answered first", flush=True)
+            print("stopping: requests in progress are answered first", flush=True)
             print(_take_away(serve, mine, was_there, settings.drain_s), flush=True)
             return 0
         if not alone and APP not in serve.status().applications:
             raise DeviceError(f"ray: {EXITED}")
         if not alone and _whose(serve) not in (mine, None):
-            print("another command has taken the application over, which goes on", flush=True)
+            print("another command has taken over the application, which continues", flush=True)
             return 0
         time.sleep(LOOK_S)
 
@@ -270,7 +270,7 @@ def _take_away(serve: Any, mine: str, was_there: bool, drain_s: float | None) ->
                 "`serve shutdown` ends it"
             )
         if whose not in (None, mine):
-            return "stopped; the application of another command goes on"
+            return "stopped; the application of another command continues"
         serve.delete(APP, _blocking=False)  # Ray would wait for a minute, and then raise
     end = time.monotonic() + (drain_s or 0.0) + LEAVING_S + ENDING_S
     while APP in serve.status().applications:

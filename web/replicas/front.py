@@ -59,7 +59,7 @@ STRANGERS = 4  # who read that at once
 FILES = "/files"
 OLLAMA = {"chat", "generate", "ps", "show", "tags", "version"}
 _ASCII = "".join(map(chr, range(0x21, 0x7F)))
-LOST = "the replica that was answering has ended, and the one that was asked next too; try again"
+LOST = "the replica that was answering has ended, and so has the next one; try again"
 
 
 class _Requested:
@@ -120,8 +120,8 @@ class Front:
         if _is_page(path):
             raise ApiError(
                 404,
-                "the page and its conversations are kept by one server, and here are several; "
-                "`mtmd serve` without --ray has them",
+                "the page and its conversations need a single server; run "
+                "`mtmd serve` without --ray",
                 code="not_with_ray",
             )
         given = _decoded(scope["headers"])
@@ -143,7 +143,7 @@ class Front:
         query = scope.get("query_string", b"")
         raw = scope.get("raw_path") or scope["path"].encode()
         if not raw.startswith(b"/"):
-            raise ApiError(404, "there is nothing at this address")
+            raise ApiError(404, "there is no such route")
         headers = onward(
             given,
             (scope.get("client") or ("",))[0],
@@ -404,8 +404,8 @@ def _busy() -> ApiError:
 def _late() -> ApiError:
     return ApiError(
         503,
-        "no replica has taken the request in time: those that are there are too busy, or it takes "
-        "too long on its way to them; try again later",
+        "no replica accepted the request in time: all are too busy, or the "
+        "network is too slow; try again later",
         code="replica_late",
         headers={"Retry-After": "1"},
     )

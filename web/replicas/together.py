@@ -34,7 +34,7 @@ def metrics_of(stated: Mapping[str, bytes], silent: Sequence[str] = ()) -> bytes
                 for sample in metric.samples
             ]
     up = GaugeMetricFamily(
-        "mtmd_replica_up", "Whether a replica says how it is.", labels=["replica"]
+        "mtmd_replica_up", "Whether a replica reports its state.", labels=["replica"]
     )
     for name in (*stated, *silent):
         up.add_metric([name], float(name in stated))

@@ -109,8 +109,9 @@ def _model_routes(app: GatedFlask, service: EmbeddingService, model: ServedModel
         return notice(
             "This server gives vectors",
             (
-                f"{model.name} is a dual encoder: pictures and texts become vectors of "
-                f"{service.width} numbers in one space. It writes no answers, so there is no chat.",
+                f"{model.name} is a dual encoder: pictures and texts become "
+                f"vectors of {service.width} numbers in one space. It gives no "
+                "answers, so there is no chat.",
                 'POST /v1/embeddings takes {"input": ["a text", {"image": "data:image/png;base64,'
                 '..."}]}; docs/api.md says more.',
             ),
@@ -123,8 +124,8 @@ def _refusals(app: GatedFlask, model: ServedModel) -> None:
         return in_its_form(
             ApiError(
                 400,
-                f"{model.name!r} gives vectors (POST /v1/embeddings) and "
-                "writes no answers; serve a model that does",
+                f"{model.name!r} gives vectors (POST /v1/embeddings), not "
+                "answers; serve a model that answers",
                 param="model",
                 code="no_answers",
             )
@@ -136,7 +137,7 @@ def _refusals(app: GatedFlask, model: ServedModel) -> None:
             ApiError(
                 400,
                 f"{model.name!r} gives vectors at POST /v1/embeddings, in OpenAI's form, for texts "
-                "and pictures; Ollama's form is not taken",
+                "and pictures; Ollama's form is not supported",
                 code="no_ollama_embeddings",
             )
         )

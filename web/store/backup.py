@@ -50,7 +50,7 @@ def backup(folder: Path, target: Path) -> Copied:
     with store_errors("copied"):
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise StoreError(
-                "found something at the place of the backup, expected nothing or an "
+                "found files at the path of the backup, expected none or an "
                 "empty folder; give another name"
             )
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -167,8 +167,8 @@ def _deletion_note(db: sqlite3.Connection) -> Iterator[str]:
             "SELECT 1 FROM facts WHERE name = 'deleting' UNION SELECT 1 FROM deleted_images"
         ).fetchone():
             yield (
-                "something that was deleted is not overwritten yet; the next start or end of the "
-                "server does it"
+                "some deleted data is not overwritten yet; the next start or "
+                "stop of the server overwrites it"
             )
 
 
@@ -185,8 +185,9 @@ def _notes(folder: Path, unknown: int, size: int) -> Iterator[str]:
     )
     if moved:
         yield (
-            f"{', '.join(moved[:MAX_REPORTED])}: databases that were set aside, also with what was "
-            "deleted since; remove these folders when you do not need them any more"
+            f"{', '.join(moved[:MAX_REPORTED])}: old databases, which also "
+            "contain what was deleted since; remove these folders when you no "
+            "longer need them"
         )
 
 

@@ -98,7 +98,7 @@ class Database:
     def _borrow(self) -> sqlite3.Connection:
         with self._lending:
             if self._closed:
-                raise StoreError("conversations: the server is ending; try again when it is back")
+                raise StoreError("conversations: the server is stopping; try again when it is back")
             if self._idle:
                 return self._idle.pop()
         db = _connect(str(self.path))
@@ -127,7 +127,7 @@ class Database:
             with store_errors("written"):
                 if self._closed:
                     raise StoreError(
-                        "conversations: the server is ending; try again when it is back"
+                        "conversations: the server is stopping; try again when it is back"
                     )
                 left = max(0.0, end - time.monotonic())
                 self._db.execute(f"PRAGMA busy_timeout = {int(left * 1e3)}")

@@ -64,8 +64,8 @@ def _as_store_error(error: OSError | UnicodeDecodeError | sqlite3.Error, done: s
         )
     if "is locked" in words:
         return StoreBusyError(
-            f"conversations: the database cannot be {done} now, another program holds it; try "
-            "again in a moment"
+            f"conversations: the database cannot be {done} now, another program "
+            "is using it; try again in a moment"
         )
     # its plain class is that of "not a database", "malformed" and of what FTS5 finds
     # and texts that are no UTF-8 any more come from damaged pages

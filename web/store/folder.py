@@ -85,8 +85,8 @@ class FolderLock:
         while lock(self._file, shared=True) is False:
             if time.monotonic() >= end:
                 raise StoreBusyError(
-                    "conversations: another program has the data folder to itself, perhaps to "
-                    "recover or restore it; try again when it is done"
+                    "conversations: another program is using the data folder, "
+                    "perhaps to recover or restore it; try again when it is done"
                 )
             time.sleep(0.05)
         return False

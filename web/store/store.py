@@ -254,8 +254,8 @@ class Store:
         with self.change() as db:
             if newest and _has_reply(db, conversation, parent):
                 raise NewerTurnError(
-                    "another window has gone on with this conversation; read what is new there, "
-                    "then send again"
+                    "another window has continued this conversation; read the "
+                    "new messages, then send again"
                 )
             self.insert(db, made)
             db.execute(

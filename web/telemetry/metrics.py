@@ -30,23 +30,23 @@ NOW = {  # field of ServiceStats -> what it is
     "slots": "Sequences that can be answered at once",
     "running": "Sequences being answered",
     "waiting": "Requests that wait for a place",
-    "clients_waiting": "Clients whose requests wait for a place",
+    "clients_waiting": "Clients whose requests are queued",
     "encoding": "Pictures being encoded or waiting for it",
     "pages": "Pages of the key-value cache",
     "pages_used": "Pages of it in use",
-    "image_cache_bytes": "Bytes of encoded pictures that are known",
+    "image_cache_bytes": "Bytes of cached embeddings of pictures",
     "processed_bytes": "Bytes of what the model saw of pictures, to be shown",
-    "video_cache_bytes": "Bytes of frames of videos that are known",
+    "video_cache_bytes": "Bytes of cached frames of videos",
     "engine_bytes": "Bytes of memory that the engine's process has, if it has its own",
 }
 SINCE_START = {
     "requests": "Requests taken",
     "finished": "Answers finished",
-    "cancelled": "Requests given up by their clients",
+    "cancelled": "Requests cancelled by their clients",
     "failed": "Requests that failed",
-    "rejected": "Requests turned away because too many waited",
+    "rejected": "Requests rejected because the queue was full",
     "images": "Pictures in requests",
-    "image_cache_hits": "Pictures whose embeddings were known",
+    "image_cache_hits": "Pictures whose embeddings were cached",
     "images_shrunk": "Pictures made smaller for want of memory",
     "images_refused": "Pictures refused for want of memory",
     "videos": "Videos in requests",
@@ -56,7 +56,7 @@ SINCE_START = {
     "image_tokens": "Tokens of pictures",
     "audio_tokens": "Tokens of audio",
     "prompt_tokens": "Tokens of prompts",
-    "reused_tokens": "Tokens of prompts known from before",
+    "reused_tokens": "Prompt tokens found in the cache",
     "output_tokens": "Tokens of answers",
     "proposed_tokens": "Tokens proposed for answers, out of their own texts",
     "accepted_tokens": "Tokens of those that were accepted",
@@ -192,7 +192,7 @@ class _Stats(Collector):
                 counter.add_metric(row, stats[name] / 1e3)
             yield counter
         stored = GaugeMetricFamily(
-            "mtmd_held_bytes", "Bytes that the server holds in memory", labels=["what"]
+            "mtmd_held_bytes", "Bytes that the server caches in memory", labels=["what"]
         )
         for what, stored_bytes in self._stored.items():
             stored.add_metric([what], stored_bytes())

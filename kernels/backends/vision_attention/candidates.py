@@ -54,7 +54,7 @@ def _rejects(
     limits = {"a mask": mask, "bounds of its own for each row": bounds, "a window": window}
     for words, given in (limits | {"a soft cap": softcap}).items():
         if given is not None:
-            return f"the node has {words}, which it does not take"
+            return f"the node has {words}, which it does not support"
     if causal and q.shape[1] != k.shape[1]:
         return (
             f"{q.shape[1]} causal rows over {k.shape[1]} keys; it takes the first row for the "
@@ -62,17 +62,17 @@ def _rejects(
         )
     if q.dtype not in dtypes:
         names = ", ".join(map(name_of, dtypes))
-        return f"the node is in {name_of(q.dtype)}; it takes {names}"
+        return f"the node is in {name_of(q.dtype)}; it supports {names}"
     if len({t.dtype for t in (q, k, v)}) > 1 or len({t.shape[3] for t in (q, k, v)}) > 1:
         return "queries, keys and values differ in type or head size"
     if q.shape[2] != k.shape[2]:
         return f"{q.shape[2]} heads share keys of {k.shape[2]}"
     head, step = q.shape[3], LOADED * 2 // q.dtype.itemsize
     if head % step or head > maximum:
-        return f"head size {head}; it takes multiples of {step} up to {maximum}"
+        return f"head size {head}; it supports multiples of {step} up to {maximum}"
     for name, kind in (("q", q), ("k", k), ("v", v)):
         if kind.strides[3] != 1 or any(s % step or s < 0 for s in kind.strides[:3]):
-            return f"{name} has strides {list(kind.strides)}; it takes multiples of {step}"
+            return f"{name} has strides {list(kind.strides)}; it supports multiples of {step}"
     if not q.count or not k.count:
         return "there is nothing to attend to"
     return None
@@ -169,7 +169,7 @@ def _other_tile(tile: Tile) -> Tiled:
 
 def _rejects_other_tile(q: Type, *types: Type | None, **options: Any) -> str | None:
     if q.shape[1] < MIN_ROWS:
-        return f"{q.shape[1]} rows; it takes {MIN_ROWS} and more"
+        return f"{q.shape[1]} rows; it supports {MIN_ROWS} and more"
     return _rejects(q, *types, **options, dtypes=SHORT, maximum=MAX_TILED)  # type: ignore[arg-type]
 
 
@@ -181,9 +181,9 @@ def _carried(tile: Tile) -> Tiled:
 
     def rejects(q: Type, k: Type, *types: Type | None, **options: Any) -> str | None:
         if options.get("causal"):
-            return "the node is causal, which it does not take"
+            return "the node is causal, which it does not support"
         if k.shape[1] < tile.keys:
-            return f"{k.shape[1]} keys; it takes {tile.keys} and more"
+            return f"{k.shape[1]} keys; it supports {tile.keys} and more"
         return _rejects_other_tile(q, k, *types, **options)
 
     return _ours(load, rejects)
@@ -236,8 +236,9 @@ CANDIDATES: Mapping[str, Kernel] = {
 }
 PLANNED: Mapping[str, str] = {
     "torch cuDNN": (
-        "it plans each shape anew, for up to some 0.1 s and in memory that is kept, and tiles of "
-        "this encoder have many shapes; --vision-attention torch has it all the same"
+        "it plans each shape separately, which takes up to 0.1 s and memory "
+        "that it does not release, and tiles of this encoder have many shapes; "
+        "use --vision-attention torch to select it nevertheless"
     )
 }
 """Candidates that are fast only where few shapes come, and why."""

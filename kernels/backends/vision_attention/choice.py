@@ -110,19 +110,19 @@ class AttentionChoice:
         able = [name for name in takers if name not in refused]
         if not able:
             reported = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-            return Way(OURS, None, f"no other takes it ({reported})")
+            return Way(OURS, None, f"no other supports it ({reported})")
         measured = self._measured(shape)
         if measured is None:
             if self.setting != "torch":
                 return Way(OURS, None, "not measured")
-            return Way(able[0], self.candidates[able[0]], "asked for, not measured")
+            return Way(able[0], self.candidates[able[0]], "requested, not measured")
         times = {t.name: t.ms for t in measured.trials if t.ms is not None}
         best = min((n for n in able if n in times), key=times.__getitem__, default=None)
         if best is None:
             return Way(OURS, None, "the others were refused when they were measured")
         if self.setting != "torch" and not times[best] < WORTH * times.get(OURS, float("inf")):
             return Way(OURS, None, "measured")
-        why = "asked for, the fastest of torch's" if self.setting == "torch" else "measured"
+        why = "requested, the fastest of torch's" if self.setting == "torch" else "measured"
         return Way(best, self.candidates[best], why)
 
     def workspace(self, node: Node, ours: int) -> int:
@@ -212,7 +212,9 @@ class AttentionChoice:
             return reason
         refused = self._takers(node)
         if all(refused.values()):
-            return "; ".join(sorted({f"no other takes such a node: {r}" for r in refused.values()}))
+            return "; ".join(
+                sorted({f"no other supports such a node: {r}" for r in refused.values()})
+            )
         return None
 
     def _requested(self) -> dict[str, Kernel]:
@@ -266,7 +268,7 @@ class _Watched:
         try:
             return self._kernel.run(*inputs, **self._node.attrs)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
-            raise  # of the device, not of what the kernel takes
+            raise  # of the device, not of what the kernel supports
         except RuntimeError as error:
             self._choice.give_up(self._node, self._name, error)
             self._kernel = None

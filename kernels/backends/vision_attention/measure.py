@@ -96,7 +96,7 @@ def measure(
                 inputs = inputs or operands(node, probe.device)
                 trial = _tried(name, node, kernel, inputs, probe, error, limit)
         except torch.OutOfMemoryError:
-            trial = Trial(name, None, "there is no memory to try it with", lasting=False)
+            trial = Trial(name, None, "there is not enough memory to try it", lasting=False)
         except torch.AcceleratorError as fault:
             raise DeviceError(
                 f"the device has failed while {name} attention was tried ({_words(fault)}); start "
@@ -133,7 +133,7 @@ def _tried(
     if extra > allowed + ROUNDED_BYTES:  # another model of the process may have taken it
         extra = min(extra, probe.extra_bytes(run))
     if extra > allowed + ROUNDED_BYTES:
-        much = f"it takes {mib(extra)} beside its result, expected at most {mib(allowed)}"
+        much = f"it uses {mib(extra)} in addition to its result, expected at most {mib(allowed)}"
         return Trial(name, None, much, lasting=False)
     return Trial(name, probe.seconds(run) * 1e3)
 

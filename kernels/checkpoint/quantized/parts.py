@@ -173,8 +173,8 @@ class Parts:
         """
         if name not in self.names:
             raise ModelError(
-                f"{self.where}: tensor {of} is quantized, and {name} is missing beside it; the "
-                "checkpoint is incomplete, fetch it again"
+                f"{self.where}: tensor {of} is quantized, but {name} is "
+                "missing; the checkpoint is incomplete, fetch it again"
             )
         shape, dtype = self.meta(name)
         if dtype not in dtypes:

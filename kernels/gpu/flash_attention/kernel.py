@@ -34,22 +34,23 @@ def rejects(o: Operands) -> str | None:
             or type_.dtype != o.q.dtype
         ):
             return (
-                f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32, the same "
+                f"{name} is {name_of(type_.dtype)}; the kernel supports bf16, fp16 or "
+                "fp32, the same "
                 "for q, k and v"
             )
         if not 16 <= type_.shape[3] <= MAX_HEAD:
-            return f"{name} has head size {type_.shape[3]}; the kernel takes 16 to {MAX_HEAD}"
+            return f"{name} has head size {type_.shape[3]}; the kernel supports 16 to {MAX_HEAD}"
         if type_.strides[3] != 1:
             return (
                 f"{name} has strides {list(type_.strides)}; the kernel needs stride 1 in the last "
                 "dimension"
             )
         if min(type_.strides) < 0:
-            return f"{name} has strides {list(type_.strides)}; the kernel takes none below 0"
+            return f"{name} has strides {list(type_.strides)}; the kernel supports none below 0"
     if o.mask is not None and not o.mask.dtype.is_floating_point:
         return f"mask is {name_of(o.mask.dtype)}; the kernel adds a floating-point mask"
     if o.bounds is not None and o.bounds.dtype not in (torch.int32, torch.int64):
-        return f"bounds are {name_of(o.bounds.dtype)}; the kernel takes i32 or i64"
+        return f"bounds are {name_of(o.bounds.dtype)}; the kernel supports i32 or i64"
     scale, softcap = o.scale, o.softcap
     if not (scale > 0 and isfinite(scale)) or (
         softcap is not None and not (softcap > 0 and isfinite(softcap))

@@ -254,12 +254,12 @@ def rejects(o: Operands) -> str | None:
     x, router = o.x, o.router
     for name, type_ in (("x", x), ("the router", router)):
         if type_.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32"
+            return f"{name} is {name_of(type_.dtype)}; the kernel supports bf16, fp16 or fp32"
     for name, type_, quant in o.tables:
         if quant is not None and quant not in KINDS:
-            return f"{name} is {quant}; the kernel takes {', '.join(KINDS)}"
+            return f"{name} is {quant}; the kernel supports {', '.join(KINDS)}"
         if type_.count >= 2**40:
-            return f"{name} is {type_}; the kernel takes below 2^40 values"
+            return f"{name} is {type_}; the kernel supports below 2^40 values"
     dense = {"x": x, "gate": o.gate, "up": o.up, "down": o.down, "shares": o.shares, "bias": o.bias}
     for name, kind in dense.items():
         if kind is not None and not kind.is_contiguous:
@@ -268,9 +268,11 @@ def rejects(o: Operands) -> str | None:
         return f"the router has strides {list(router.strides)}; the kernel needs stride 1 at last"
     experts, top_k = router.shape[1], o.routing.top_k
     if experts > MAX_EXPERTS or top_k > MAX_CHOSEN:
-        return f"{top_k} of {experts} experts; the kernel takes up to {MAX_CHOSEN} of {MAX_EXPERTS}"
+        return (
+            f"{top_k} of {experts} experts; the kernel supports up to {MAX_CHOSEN} of {MAX_EXPERTS}"
+        )
     if x.shape[0] * top_k >= 2**24 or max(x.shape[1], o.gate.shape[1]) >= 2**24:
-        return f"x is {x} and top_k {top_k}; the kernel takes below 2^24 choices and values"
+        return f"x is {x} and top_k {top_k}; the kernel supports below 2^24 choices and values"
     return None
 
 

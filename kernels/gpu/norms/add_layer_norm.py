@@ -62,7 +62,7 @@ def add_layer_norm_kernel(p, N, D, eps, C: tl.constexpr):
 
 
 def rejects(o: Operands) -> str | None:
-    """None if the kernel takes rows of these types, else why not."""
+    """None if the kernel supports rows of these types, else why not."""
     return rejects_rows(o.x, {"x": o.x, "y": o.y, "w": o.w, "b": o.b, "the scale": o.scale})
 
 

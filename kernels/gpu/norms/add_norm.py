@@ -57,7 +57,7 @@ def add_norm_kernel(p, N, D, eps, y_eps, C: tl.constexpr):
 
 
 def rejects(o: Operands) -> str | None:
-    """None if the kernel takes rows of these types, else why not."""
+    """None if the kernel supports rows of these types, else why not."""
     return rejects_rows(o.x, {"x": o.x, "y": o.y, "w": o.w, "y's norm": o.y_norm})
 
 

@@ -59,10 +59,10 @@ def gated_norm_kernel(x, w, gate, out, N, H, D, eps, gate_step, C: tl.constexpr)
 
 
 def rejects(o: Operands) -> str | None:
-    """None if the kernel takes heads of these types, else why not."""
+    """None if the kernel supports heads of these types, else why not."""
     for name, type_ in (("x", o.x), ("w", o.w), ("gate", o.gate)):
         if type_.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32"
+            return f"{name} is {name_of(type_.dtype)}; the kernel supports bf16, fp16 or fp32"
     for name, type_ in (("x", o.x), ("w", o.w)):
         if not type_.is_contiguous:
             return f"{name} has strides {list(type_.strides)}; the kernel needs it contiguous"
@@ -71,7 +71,8 @@ def rejects(o: Operands) -> str | None:
         return f"gate has strides {list(o.gate.strides)}; the kernel needs a token's heads in order"
     if width > WIDEST or tokens * heads >= 2**31:
         return (
-            f"{tokens * heads} heads of {width} values; the kernel takes below 2^31 heads of up to "
+            f"{tokens * heads} heads of {width} values; the kernel supports below 2^31 "
+            "heads of up to "
             f"{WIDEST}"
         )
     return None

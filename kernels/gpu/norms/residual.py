@@ -28,7 +28,8 @@ def rejects_rows(x: Type, named: Mapping[str, Type | None]) -> str | None:
         return reason
     if x.shape[-1] > WIDEST or prod(x.shape[:-1]) >= 2**30:
         return (
-            f"{prod(x.shape[:-1])} rows of {x.shape[-1]} values; the kernel takes below 2^30 rows "
+            f"{prod(x.shape[:-1])} rows of {x.shape[-1]} values; the kernel supports "
+            "below 2^30 rows "
             f"of up to {WIDEST}"
         )
     return None

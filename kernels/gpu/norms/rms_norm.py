@@ -135,10 +135,11 @@ def rejects(o: Operands) -> str | None:
     """
     for name, type_ in (("x", o.x), ("the weight", o.w)):
         if type_ is not None and type_.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32"
+            return f"{name} is {name_of(type_.dtype)}; the kernel supports bf16, fp16 or fp32"
     if o.x.shape[-1] >= 2**30 or prod(o.x.shape[:-1]) >= 2**31:
         return (
-            f"{prod(o.x.shape[:-1])} rows of {o.x.shape[-1]} values; the kernel takes below 2^31 "
+            f"{prod(o.x.shape[:-1])} rows of {o.x.shape[-1]} values; the kernel supports "
+            "below 2^31 "
             "rows and 2^30 values"
         )
     dimensions = len(_rows(o.x, _result(o)))

@@ -250,10 +250,10 @@ def rejects(o: Operands) -> str | None:
     """
     for name, type_ in (("q", o.q), ("the cache", None if o.quant else o.cache)):
         if type_ is not None and type_.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32"
+            return f"{name} is {name_of(type_.dtype)}; the kernel supports bf16, fp16 or fp32"
     (tokens, heads, width), groups = o.q.shape[1:], o.cache.shape[2]
     if not 16 <= width <= MAX_HEAD:
-        return f"head size {width}; the kernel takes 16 to {MAX_HEAD}"
+        return f"head size {width}; the kernel supports 16 to {MAX_HEAD}"
     if o.q.strides[3] != 1:
         return f"q has strides {list(o.q.strides)}; the kernel needs stride 1 in the last dimension"
     for name, kind in (
@@ -268,8 +268,8 @@ def rejects(o: Operands) -> str | None:
             return f"{name} has strides {list(kind.strides)}; the kernel needs it contiguous"
     if heads // groups > MAX_GROUP and _at_once(o) < 8:
         return (
-            f"{heads // groups} query heads of a key head; the kernel takes up to {MAX_GROUP}, or "
-            "what can be shared out in equal parts of 8 at least"
+            f"{heads // groups} query heads of a key head; the kernel supports up to {MAX_GROUP}, "
+            "or numbers with equal parts of at least 8"
         )
     scale, softcap = o.scale, o.softcap
     if not (scale > 0 and isfinite(scale)) or (
@@ -282,12 +282,13 @@ def rejects(o: Operands) -> str | None:
             "fewer than 2^31 programs"
         )
     if o.table is not None and o.table.dtype != torch.float32:
-        return f"the table of angles is {name_of(o.table.dtype)}; the kernel takes fp32"
+        return f"the table of angles is {name_of(o.table.dtype)}; the kernel supports fp32"
     if o.table is not None or o.eps is not None:
         rows = choose_launch(o)[0].rows
         if rows > MAX_TURNED:
             return (
-                f"queries to be turned in blocks of {rows} rows; the kernel takes blocks of up to "
+                f"queries to be turned in blocks of {rows} rows; the kernel supports "
+                "blocks of up to "
                 f"{MAX_TURNED}"
             )
     if o.cache.shape[1] >= 2**30:

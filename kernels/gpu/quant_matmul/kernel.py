@@ -210,9 +210,9 @@ def rejects(o: Operands) -> str | None:
     """
     x, w = o.x, o.w
     if o.quant not in KINDS:
-        return f"weights are {o.quant}; the kernel takes {', '.join(KINDS)}"
+        return f"weights are {o.quant}; the kernel supports {', '.join(KINDS)}"
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"x is {name_of(x.dtype)}; the kernel takes bf16, fp16 or fp32"
+        return f"x is {name_of(x.dtype)}; the kernel supports bf16, fp16 or fp32"
     if o.act and x.dtype == torch.float32:
         return "x is fp32; the kernel applies an activation to products in bf16 or fp16"
     for name, type_ in (("x", x), ("w", w), ("bias", o.bias)):
@@ -221,7 +221,7 @@ def rejects(o: Operands) -> str | None:
     rows = x.count // x.shape[-1]
     if max(rows, w.shape[0], x.shape[-1], -(-rows // 16) * -(-w.shape[0] // 4)) >= 2**30:
         return (
-            f"{rows} rows x {w.shape[0]} x {x.shape[-1]}; the kernel takes fewer than 2^30 of "
+            f"{rows} rows x {w.shape[0]} x {x.shape[-1]}; the kernel supports fewer than 2^30 of "
             "each, and of tiles"
         )
     return None

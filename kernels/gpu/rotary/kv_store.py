@@ -107,7 +107,7 @@ def rejects(o: Operands) -> str | None:
     cache = None if o.quant else o.cache
     for name, type_ in (("the cache", cache), ("k", o.k), ("v", o.v), ("the norm", o.norm)):
         if type_ is not None and type_.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            return f"{name} is {name_of(type_.dtype)}; the kernel takes bf16, fp16 or fp32"
+            return f"{name} is {name_of(type_.dtype)}; the kernel supports bf16, fp16 or fp32"
     for name, type_ in (("the cache", o.cache), ("the table", o.table), ("the norm", o.norm)):
         if type_ is not None and not type_.is_contiguous:
             return f"{name} has strides {list(type_.strides)}; the kernel needs it contiguous"
@@ -120,7 +120,7 @@ def rejects(o: Operands) -> str | None:
     tokens, groups, width = o.k.shape
     if width > MAXIMUM or tokens * groups >= 2**30:
         return (
-            f"{tokens * groups} heads of {width} values; the kernel takes below 2^30 of up to "
+            f"{tokens * groups} heads of {width} values; the kernel supports below 2^30 of up to "
             f"{MAXIMUM}"
         )
     return None

@@ -93,17 +93,20 @@ def rejects(o: Operands) -> str | None:
     """None if the kernel turns heads of these types, else why not."""
     x, table = o.x, o.table
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return f"x is {name_of(x.dtype)}; the kernel takes bf16, fp16 or fp32"
+        return f"x is {name_of(x.dtype)}; the kernel supports bf16, fp16 or fp32"
     if table.dtype != torch.float32 or not table.is_contiguous:
-        return f"table is {table}, strides {list(table.strides)}; the kernel takes fp32, contiguous"
+        return (
+            f"table is {table}, strides {list(table.strides)}; the kernel supports fp32, contiguous"
+        )
     if len(x.shape) > 4 or x.strides[-1] != 1:
         return (
-            f"x {list(x.shape)} has strides {list(x.strides)}; the kernel takes up to 4 "
+            f"x {list(x.shape)} has strides {list(x.strides)}; the kernel supports up to 4 "
             "dimensions, stride 1 in the last"
         )
     if x.shape[-1] > MAXIMUM or prod(x.shape[:-1]) >= 2**31:
         return (
-            f"{prod(x.shape[:-1])} heads of {x.shape[-1]} values; the kernel takes below 2^31 of "
+            f"{prod(x.shape[:-1])} heads of {x.shape[-1]} values; the kernel supports "
+            "below 2^31 of "
             f"up to {MAXIMUM}"
         )
     return None

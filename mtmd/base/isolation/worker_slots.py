@@ -54,7 +54,7 @@ class Job:
         """Raises BusyError if it was given up."""
         if self.is_given_up:
             raise BusyError(
-                "too much that takes long is being read at the same time; try again later", RETRY_S
+                "too many slow files are being read at the same time; try again later", RETRY_S
             )
 
 

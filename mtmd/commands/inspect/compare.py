@@ -85,9 +85,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         help="NMSE that counts as a difference (default: depends on the types of both)",
     )
     sub.add_argument("--json", action="store_true", help="print one JSON object")
-    sides = sub.add_argument_group(
-        "one side alone", "Options that would count for both, for A or for B alone."
-    )
+    sides = sub.add_argument_group("one side alone", "Options for both sides, for A or for B.")
     for name in PER_SIDE:
         declared = options_of(LoadOptions)[name]
         metavar = declared.kind.metavar
@@ -109,8 +107,7 @@ def run(args: argparse.Namespace) -> int:
     names = [args.a or DEMO, args.b or args.a or DEMO]
     if args.b is None and chosen[0] == chosen[1]:
         raise OptionError(
-            "found one model, expected a second one, or an option of one side alone, like "
-            "--dtype-b bf16"
+            "found one model, expected a second one, or an option of one side, like --dtype-b bf16"
         )
     for name in names:
         if not is_demo(name):

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     folder = Path(mtmd.demo_model.__path__[0])
     size = sum(f.stat().st_size for f in folder.iterdir() if f.is_file())
-    demo = CachedModel(DEMO, "comes with the package", size, 0.0, True)
+    demo = CachedModel(DEMO, "part of the package", size, 0.0, True)
     models = (demo, *result)
     longest = max(len(model.name) for model in models)
     print(f"{'model':<{longest}}  {'size':>7}  {'last used':>10}  kind")

@@ -145,7 +145,7 @@ def test_exif_orientation_is_applied_and_noted(format_, orientation):
     assert picture.size == (48, 80)
     assert np.abs(picture.pixels[8::16, 8::16].astype(int) - UPRIGHT).max() <= 3
     assert picture.notes == (
-        () if orientation == 1 else (f"turned upright (EXIF orientation {orientation})",)
+        () if orientation == 1 else (f"rotated upright (EXIF orientation {orientation})",)
     )
 
 
@@ -161,7 +161,7 @@ def test_compressed_tiff_is_turned_once():
         )
     )
     assert np.array_equal(picture.pixels, UPRIGHT)
-    assert picture.notes == ("turned upright (EXIF orientation 6)",)
+    assert picture.notes == ("rotated upright (EXIF orientation 6)",)
 
 
 @pytest.mark.parametrize(

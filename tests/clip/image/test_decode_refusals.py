@@ -86,7 +86,7 @@ def tga(kind: int, depth: int, colours: int = 0) -> bytes:
         (b"Once upon a time", "plain text"),
         ("Il était\nun navire\n".encode(), "plain text"), (b"BMW is a make of car, not a picture", "plain text"),
         (b"version https://git-lfs.github.com/spec/v1\noid", "a Git LFS pointer"), (b"\0" * 99, "nothing but zero bytes"),
-        (b"data:image/png;base64,AAAA", "a data URL"), (b"\x07\x91\xfe\x00junk", "data of no known kind"),
+        (b"data:image/png;base64,AAAA", "a data URL"), (b"\x07\x91\xfe\x00junk", "data of an unknown type"),
         (b"GGUF\3\0\0\0", "a GGUF model"),
     ],
 )  # fmt: skip

@@ -85,11 +85,11 @@ def test_what_decides_about_pixels_stays() -> None:
         actual = open_picture(made)
         assert np.array_equal(actual.pixels, np.rot90(expected, -1)), name
         assert actual.notes == (
-            "turned upright (EXIF orientation 6)",
+            "rotated upright (EXIF orientation 6)",
             "transparent parts laid on white",
         ) or actual.notes == (
             "transparent parts laid on white",
-            "turned upright (EXIF orientation 6)",
+            "rotated upright (EXIF orientation 6)",
         )
 
 

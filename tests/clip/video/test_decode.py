@@ -136,7 +136,7 @@ def test_turned_videos_are_shown_upright(degrees):
     reader = open_video(io.BytesIO(data))
     facts = reader.facts
     assert (facts.width, facts.height) == ((96, 64) if degrees == 180 else (64, 96))
-    assert any(n.startswith("turned upright") for n in facts.notes)
+    assert any(n.startswith("rotated upright") for n in facts.notes)
     ((_, _, turned),) = reader.take([1], (facts.width, facts.height))
     ((_, _, plain),) = open_video(io.BytesIO(video(2))).take([1], (96, 64))
     assert np.abs(turned.astype(int) - np.rot90(plain, degrees // 90)).mean() < 3

@@ -206,12 +206,12 @@ BROKEN = {
     "extra": (raw({"a": entry()}, bytes(9)), "9 bytes of data"),
     "hole": (
         raw({"a": entry(), "b": entry("U8", (1,), (9, 10))}, bytes(10)),
-        "'b' begins at byte 9 and leaves a hole",
+        "'b' starts at byte 9 and leaves a hole",
     ),
     "first_hole": (raw({"a": entry("F32", (2,), (4, 12))}, bytes(12)), "leaves a hole"),
     "overlap": (
         raw({"a": entry(), "b": entry("U8", (8,), (4, 12))}, bytes(12)),
-        "'b' begins at byte 4 and overlaps",
+        "'b' starts at byte 4 and overlaps",
     ),
     "far": (raw({"a": entry("U8", (HUGE,), (0, HUGE))}, bytes(8)), "cut off"),
 }

@@ -78,7 +78,7 @@ STARTS, OPTIONS = of(2, dtype=torch.int64), {"size": 32, "scale": 0.1}
     [
         ({0: of(1, 2, 4, 64, dtype=torch.float64)}, "q is fp64"),
         ({1: of(2, 64, 2, 64, dtype=torch.float64)}, "the cache is fp64"),
-        ({0: of(1, 2, 4, 8), 1: of(2, 64, 2, 8)}, "head size 8; the kernel takes 16 to 512"),
+        ({0: of(1, 2, 4, 8), 1: of(2, 64, 2, 8)}, "head size 8; the kernel supports 16 to 512"),
         ({0: Type((1, 2, 4, 64), f32, (512, 256, 1, 4))}, "stride 1 in the last"),
         ({1: Type((2, 64, 2, 64), f32, (1, 2, 128, 256))}, "the cache has strides"),
         ({0: of(1, 2, 66, 64)}, "33 query heads of a key head"),
@@ -270,7 +270,7 @@ def test_gates_of_heads_that_are_refused():
     assert "a has strides" in str(
         delta_gates.KERNEL.rejects(of(3, 2), of(3, 2), of_head, Type((2,), f32, (2,)))
     )
-    assert "takes fewer" in str(
+    assert "supports fewer" in str(
         delta_gates.KERNEL.rejects(of(2**37, 2), of(2**37, 2), of_head, of_head)
     )
     with pytest.raises(PlacementError, match="gates of the delta rule on the GPU: dt has strides"):

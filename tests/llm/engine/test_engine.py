@@ -635,7 +635,7 @@ def test_tokens_of_a_prompt_have_the_probabilities_that_answers_would_have() -> 
 
 
 def test_probabilities_of_prompts_are_the_same_whatever_is_known_and_whoever_gives_way() -> None:
-    """Also where a prompt is known from before, is read in parts beside others, and where a
+    """Also where a prompt is from the cache, is read in parts beside others, and where a
     sequence has to be read again, as there are too few pages.
     """
     prompts = [

@@ -76,7 +76,7 @@ def test_twice_the_same_contents() -> None:
 
 
 def test_a_page_of_nobody_cannot_be_known() -> None:
-    with pytest.raises(ValueError, match="held by nobody"):
+    with pytest.raises(ValueError, match="not in use"):
         Pages(3, 2).register(1, b"a")
 
 

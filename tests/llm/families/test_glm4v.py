@@ -93,7 +93,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "more than a head": (
         {"partial_rotary_factor": 1.5},
-        "192 dimensions of a head of 128 turn, expected no more than it has",
+        "192 dimensions of a head of 128 are rotated, expected no more than it has",
     ),
     "odd": ({"partial_rotary_factor": 0.4}, "rotary embedding over 51 dimensions"),
     "rope": ({"rope_scaling": {"rope_type": "spiral"}}, "rope_type is 'spiral', expected one of"),

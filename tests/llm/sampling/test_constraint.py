@@ -405,9 +405,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a list": ([1], "found \\[1\\]"),
     "text": ("{", "not JSON"),
     "text of false": ("false", "found false"),
-    "NaN": ({"maximum": float("nan")}, "JSON cannot hold"),
-    "a set": ({"enum": {1}}, "JSON cannot hold"),
-    "half a character": ({"const": "\ud800"}, "JSON cannot hold"),
+    "NaN": ({"maximum": float("nan")}, "JSON cannot represent"),
+    "a set": ({"enum": {1}}, "JSON cannot represent"),
+    "half a character": ({"const": "\ud800"}, "JSON cannot represent"),
     "deep text": ("[" * 60_000, "not JSON"),
     "large": ({"const": "x" * SCHEMA_BYTES_MAX}, "at most 65536"),
     "large text": (" " * (SCHEMA_BYTES_MAX + 1), "at most 65536"),
@@ -450,7 +450,7 @@ def test_refused(name: str) -> None:
 def test_itself_inside_itself_is_refused() -> None:
     schema: dict[str, Any] = {}
     schema["items"] = schema
-    with pytest.raises(OptionError, match="JSON cannot hold"):
+    with pytest.raises(OptionError, match="JSON cannot represent"):
         AnswerOptions(json_schema=schema)
 
 

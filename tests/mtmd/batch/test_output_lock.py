@@ -46,7 +46,7 @@ def test_the_second_is_refused_with_the_first_by_name(out: Path, other: Any) -> 
     for name in (out, out.parent / "." / out.name):
         with (
             pytest.raises(
-                OptionError, match=rf"at work there \(process {other.pid} on .*\), expected"
+                OptionError, match=rf"running there \(process {other.pid} on .*\), expected"
             ),
             output_lock(name),
         ):
@@ -54,7 +54,7 @@ def test_the_second_is_refused_with_the_first_by_name(out: Path, other: Any) -> 
     linked = out.with_name("link.jsonl")
     linked.symlink_to(out)
     with (
-        pytest.raises(OptionError, match="found another `mtmd batch` at work"),
+        pytest.raises(OptionError, match="found another `mtmd batch` running"),
         output_lock(linked),
     ):
         pass
@@ -182,5 +182,5 @@ def test_a_folder_that_may_not_be_written_is_told(
 def test_the_command_refuses_before_anything_is_loaded(out: Path, mtmd: Any, one: Path) -> None:
     ran = mtmd("batch", str(one), "--out", str(out), "-m", "org/nobody")
     assert ran.code == 2 and ran.err.count("\n") == 1
-    assert ran.err.startswith(f"mtmd batch: out {out}: found another `mtmd batch` at work there (")
+    assert ran.err.startswith(f"mtmd batch: out {out}: found another `mtmd batch` running there (")
     assert not out.exists()

@@ -104,7 +104,7 @@ def test_a_file_of_before_is_gone_on_with_and_told(tmp_path: Path) -> None:
     before.keep()
     assert EarlierRun(out, NOW, True).note == ""
     before.path.write_text("{}")
-    with pytest.raises(OptionError, match="did not write there"):
+    with pytest.raises(OptionError, match="did not write"):
         EarlierRun(out, NOW, True)
 
 
@@ -235,6 +235,4 @@ def test_the_command(world: dict[int, Path], mtmd: Any, tmp_path: Path) -> None:
         line.count('"text": "Four."') + line.count('"text": "Two."')
         for line in out.read_text().splitlines()
     ] == [1, 1]
-    assert (
-        "--retry-failed: found beside --ray" in mtmd(*same, "--retry-failed", "--ray", "local").err
-    )
+    assert "--retry-failed: found with --ray" in mtmd(*same, "--retry-failed", "--ray", "local").err

@@ -54,5 +54,5 @@ def test_parts(folder):
 
 def test_what_makes_no_sense(mtmd, folder, tmp_path):
     words = ("batch", folder, "--out", tmp_path / "x.csv", "--every")
-    assert "--every: found beside --from" in mtmd(*words, "5", "--from", "1").refused()
+    assert "--every: found with --from" in mtmd(*words, "5", "--from", "1").refused()
     assert "expected at least 0.1" in mtmd(*words, "0").refused()

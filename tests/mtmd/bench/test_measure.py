@@ -66,7 +66,7 @@ def test_the_peak_counts_from_its_start_or_is_not_given():
     ran = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)
     nothing, before, after = json.loads(ran.stdout.replace("None", "null"))
     assert nothing is None, "nothing has been started"
-    # Neither is given where the kernel takes the request and goes on counting.
+    # Neither is given where the kernel supports the request and goes on counting.
     assert (before is None and after is None) or 60 << 20 < after - before < 100 << 20
 
 

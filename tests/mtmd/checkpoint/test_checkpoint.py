@@ -176,7 +176,7 @@ SPOILED: dict[str, tuple[Change, str]] = {
     ),
     "an unknown architecture": (
         edit("config.json", model_type="gpt9"),
-        "architecture 'gpt9' is not known; this version reads .*gemma3, gemma4",
+        "architecture 'gpt9' is not supported; this version reads .*gemma3, gemma4",
     ),
     "an unknown text architecture": (
         edit("config.json", "text_config", model_type="rwkv"),
@@ -462,22 +462,22 @@ QUANTIZED: dict[str, tuple[dict[str, Any], Change, str]] = {
                 SCALES: t.pop(first(t, "up_proj"))[:1, :1].half().expand(1, 96).contiguous(),
             }
         ),
-        "up_proj.weight is quantized, and .*up_proj.(qzeros|scales) is missing beside it",
+        "up_proj.weight is quantized, but .*up_proj.(qzeros|scales) is missing",
     ),
     "bitsandbytes": (
         {"text_config": {"quantization_config": {"quant_method": "bitsandbytes"}}},
         lambda t: t.update({first(t, "up_proj"): torch.zeros(64, 1, dtype=torch.uint8)}),
-        "up_proj.weight is quantized, and .*up_proj.weight.quant_state.bitsandbytes__nf4 is missing",
+        "up_proj.weight is quantized, but .*up_proj.weight.quant_state.bitsandbytes__nf4 is missing",
     ),
     "mlx": (
         {"quantization": {"group_size": 64, "bits": 4}},
         lambda t: t.update({first(t, "up_proj"): torch.zeros(8, 2).to(torch.uint32)}),
-        "up_proj.weight is quantized, and .*up_proj.scales is missing beside it",
+        "up_proj.weight is quantized, but .*up_proj.scales is missing",
     ),
     "fp8": (
         {"quantization_config": {"quant_method": "fp8"}},
         lambda t: t.update({first(t, "up_proj"): t[first(t, "up_proj")].to(torch.float8_e4m3fn)}),
-        "up_proj.weight is quantized, and .*up_proj.weight_scale is missing beside it",
+        "up_proj.weight is quantized, but .*up_proj.weight_scale is missing",
     ),
 }
 

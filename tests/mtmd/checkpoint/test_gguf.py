@@ -202,7 +202,7 @@ def test_several_projectors_beside_it(
         shutil.copy(projector, text.with_name(name))
     line = mtmd("describe", picture, "-m", text).refused()
     assert (
-        "was given 1 image; there are several projectors beside it (mmproj-F32.gguf, "
+        "was given 1 image; there are several projectors in its folder (mmproj-F32.gguf, "
         "model-mmproj-BF16.gguf)" in line
     )
     assert line.endswith("choose one with mmproj= (--mmproj)")
@@ -246,7 +246,7 @@ def test_files_that_are_something_else(
         return line
 
     assert (
-        "mmproj.gguf is a projector, which sees and does not write; give the decoder's GGUF as the "
+        "mmproj.gguf is a projector, which has no decoder; give the decoder's GGUF as the "
         "model" in refused("-m", projector)
     )
     assert "text.gguf is a GGUF of architecture 'gemma3', expected a projector" in refused(
@@ -288,7 +288,7 @@ def test_projectors_that_are_not_whole(
     changes: dict[str, tuple[Any, str]] = {
         "of an unknown kind": (
             lambda keys, _: keys.update({"clip.projector_type": "nose"}),
-            "projector type 'nose' is not known",
+            "projector type 'nose' is not supported",
         ),
         "of no kind": (
             lambda keys, _: keys.pop("clip.projector_type"),
@@ -425,8 +425,8 @@ def test_dequantized_tensors_are_told_prominently(picture: Path, mtmd: Any, tmp_
     assert rows * 34 == reported["stored_bytes"] and reported["memory_bytes"] == rows * 32 * 4
     lines = mtmd("warmup", "-m", text, "--no-run", "--dtype", "bf16").out.splitlines()
     at = lines.index(
-        "WARNING: 1 tensor is dequantized at load, as no kernel takes the stored form; memory "
-        "use will increase"
+        "WARNING: 1 tensor is dequantized at load, as no kernel supports the stored form; memory "
+        "use increases"
     )
     assert lines[at + 1].split()[:3] == ["1", "x", "Q8_0"] and lines[at + 1].endswith(PROJECTION)
     assert lines[at - 1] == lines[at + 2] == "*" * 100

@@ -118,7 +118,7 @@ RESULT = {  # by longer campaigns than the one above
     "more than a head that turns": (
         "qwen3_next",
         edited("config.json", "rope_parameters", value={"partial_rotary_factor": 1e308}),
-        "inf dimensions of a head of 48 turn, expected no more than it has",
+        "inf dimensions of a head of 48 are rotated, expected no more than it has",
     ),
     "tokens that are a number": (
         "gguf",

@@ -155,7 +155,7 @@ def test_a_whole_repository_is_removed(cache: Path) -> None:
     [
         ("org/god", "is not in the cache; did you mean 'org/good'"),
         ("org/GGUF:Q4_K", "did you mean 'org/GGUF:Q4_K_M'"),
-        ("other/thing", "`mtmd list` tells what is"),
+        ("other/thing", "`mtmd list` lists them"),
         ("org/good@v9", f"at other revisions; found {COMMIT}, main"),
     ],
 )

@@ -132,7 +132,7 @@ def test_every_row_is_there_once_when_an_actor_and_then_the_command_are_killed(
         wait_for(lambda: parts(out), first)
         os.kill(actors(first.pid)[0], signal.SIGKILL)
         had = len(parts(out))
-        wait_for(lambda: "an actor ended, what it had is given to" in reported.read_text(), first)
+        wait_for(lambda: "an actor ended; its pictures go to" in reported.read_text(), first)
         wait_for(lambda: len(parts(out)) > had, first)
         started = descendants(first.pid)
     finally:

@@ -27,10 +27,10 @@ def test_mistakes(one: Path, mtmd: Any, tmp_path: Path) -> None:
         (["--out", out, "--actors", "2"], "--actors: found without --ray"),
         (["--out", out, "--name-column", "a"], "--name-column: found without --ray"),
         (["--out", "s3://bucket/rows.jsonl"], "found an address, expected a file without --ray"),
-        ([*ray, "--unordered"], "--unordered: found beside --ray"),
-        ([*ray, "--every", "2s"], "--every: found beside --ray"),
+        ([*ray, "--unordered"], "--unordered: found with --ray"),
+        ([*ray, "--every", "2s"], "--every: found with --ray"),
         (["--out", out, "--trust-tables"], "--trust-tables: found without --ray"),
-        ([*ray, "--split", "layer"], "--split layer: found beside --ray"),
+        ([*ray, "--split", "layer"], "--split layer: found with --ray"),
         ([*ray, "--actors", "0"], "actors: found 0"),
         ([*ray, "--unit", "0"], "unit: found 0"),
         ([*ray, "--top-p", "2"], "--top-p: found 2"),
@@ -69,7 +69,7 @@ def test_a_second_command_is_refused_before_ray_starts(
     out.parent.mkdir()
     with output_lock(out):
         reported = mtmd("batch", one, "--ray", "local", "--out", out).refused()
-    assert f"another `mtmd batch` at work there (process {os.getpid()} on" in reported
+    assert f"another `mtmd batch` running there (process {os.getpid()} on" in reported
     assert not out.exists()
 
 

@@ -249,7 +249,7 @@ def test_a_file_of_rows_that_is_not_whole_is_told(tmp_path: Path) -> None:
     part = Path(job.out) / "part-000001.jsonl"
     for data in (part.read_bytes()[:-30], part.read_bytes().split(b"\n")[0] + b"\n", b"[]\n"):
         part.write_bytes(data)
-        with pytest.raises(OptionError, match=r"found in part-000001.jsonl what was not written"):
+        with pytest.raises(OptionError, match=r"found unexpected content in part-000001.jsonl"):
             Output(job, True).count_before(Progress())
     part.rename(part.with_name("part-000009.jsonl"))
     with pytest.raises(OptionError, match=r"found part-000009.jsonl, expected files of 2 units"):

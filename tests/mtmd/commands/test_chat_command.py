@@ -210,7 +210,7 @@ def test_settings_of_the_model_hold_and_are_shown(piped: Any, one: Path, tmp_pat
     assert "temperature 0.6 (generation_config.json)\n" in ran.out
     assert "top_k 3 (generation_config.json)\n" in ran.out
     assert "sampling: temperature 0.6, top_k 3 from generation_config.json\n" in ran.out
-    assert "top_k 5 (no effect at temperature 0, which takes the most probable" in ran.out
+    assert "top_k 5 (no effect at temperature 0, which uses the most probable" in ran.out
     assert "sampling: temperature 0 as requested\n" in ran.out
 
 
@@ -242,7 +242,7 @@ def test_pictures_stay_and_turns_are_quick(
     subject = chat(demo, f"/image {one}", COUNT, "Describe the image.", "/images", "/receipt")
     assert not subject.failed and subject.last is not None and subject.attached == []
     stated = capsys.readouterr().out
-    assert f"question 1: {one}" in stated and "known from before" in stated.splitlines()[-2]
+    assert f"question 1: {one}" in stated and "from the cache" in stated.splitlines()[-2]
     assert (
         len(subject.last.images) == 1
         and subject.last.images[0].cached
@@ -493,7 +493,7 @@ def terminal(tmp_path: Path) -> Iterator[Any]:
 
     def start(*arguments: object) -> Terminal:
         opened.append(Terminal(tmp_path, *arguments))
-        opened[-1].until(r"/help tells the commands, Ctrl-D leaves\r\n")
+        opened[-1].until(r"/help lists the commands, Ctrl-D quits\r\n")
         opened[-1].until("> ")
         return opened[-1]
 

@@ -518,19 +518,19 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "layers on a GPU": (
         ("describe", "IMAGE", "-ngl", 99),
-        "option '-ngl' is not known; a GPU is taken where there is one, and --split layer",
+        "option '-ngl' is not known; a GPU is used if there is one, and --split layer",
     ),
     "an output file": (
         ("describe", "IMAGE", "-o", "x.txt"),
-        "option '-o' is not known; what is found is written to standard output: > FILE keeps it",
+        "option '-o' is not known; results go to standard output; save them with > FILE",
     ),
     "a question for a conversation": (
         ("chat", "-p", "hi"),
-        "option '-p' is not known; questions are typed, or come by lines from a pipe; for one there",
+        "option '-p' is not known; questions are typed, or read line by line from a pipe; for one question",
     ),
     "word by word": (
         ("describe", "IMAGE", "--stream"),
-        "option '--stream' is not known; an answer is written as it comes; see",
+        "option '--stream' is not known; answers are always streamed; see",
     ),
     "the version in short": (("-V",), "option '-V' is not known; did you mean '--version'?"),
     "a question by another name": (
@@ -569,7 +569,7 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
         "no_such.jinja cannot be read (No such file or directory)",
     ),
     "the demo model removed": (("rm", "demo", "--yes"), "the demo model is part of the package"),
-    "the demo model pulled": (("pull", "demo"), "the demo model comes with the package"),
+    "the demo model pulled": (("pull", "demo"), "the demo model is part of the package"),
     "a folder pulled": (
         ("pull", "examples"),
         "is no name on the Hugging Face hub; expected org/name",
@@ -580,7 +580,7 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "a name of Ollama's removed": (
         ("rm", "llava"),
-        "'llava' is not in the cache; `mtmd list` tells",
+        "'llava' is not in the cache; `mtmd list` lists",
     ),
     "a model as llama.cpp is given it": (
         ("describe", "IMAGE", "-hf", "org/name"),

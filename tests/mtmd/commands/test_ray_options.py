@@ -31,7 +31,7 @@ def test_one_server_has_no_options_of_several():
     ids=lambda words: words[0],
 )  # fmt: skip
 def test_options_that_would_do_nothing_are_refused_by_name(words):
-    with pytest.raises(OptionError, match=f"^{words[0]}: found beside --ray; "):
+    with pytest.raises(OptionError, match=f"^{words[0]}: found with --ray; "):
         check("--ray", "local", *words)
 
 

@@ -72,7 +72,7 @@ def test_a_user_without_a_home_is_told(
         (OSError(errno.EADDRINUSE, ""), "another server is there"),
         (OSError(errno.EADDRNOTAVAIL, ""), "this machine has no such address"),
         (PermissionError(errno.EACCES, ""), "this user may not; choose a --port from 1024 on"),
-        (socket.gaierror(socket.EAI_NONAME, ""), "no address of that name is known"),
+        (socket.gaierror(socket.EAI_NONAME, ""), "this name has no address"),
         (OSError(errno.EAFNOSUPPORT, "Address family not supported"), "Address family not"),
     ],
     ids=str,

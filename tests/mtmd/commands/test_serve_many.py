@@ -16,9 +16,9 @@ from mtmd.web.server import Server
 @pytest.mark.parametrize(
     "options, reported",
     [
-        (["--presets", "x.json"], "--presets: goes with --models only"),
-        (["--unload-after", "60"], "--unload-after: goes with --models only"),
-        (["--models-max", "2"], "--models-max: goes with --models only"),
+        (["--presets", "x.json"], "--presets: needs --models"),
+        (["--unload-after", "60"], "--unload-after: needs --models"),
+        (["--models-max", "2"], "--models-max: needs --models"),
         (["--models", "demo", "--alias", "x"], '"aliases"'),
         (["--models", "demo", "--mmproj", "x"], '"load" of the presets'),
         (["--models", "demo", "--tp", "2"], "--tp: found beside --models"),

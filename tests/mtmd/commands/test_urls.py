@@ -146,7 +146,7 @@ def test_a_batch_takes_urls_named_and_listed_and_goes_on(
         ((ADDRESS,), "found a web address"),
         (("-",), "--list - reads paths from standard input"),
         ((ADDRESS, REMOTE, "--every", "1s"), "--every: found a URL, expected files"),
-        ((ADDRESS, REMOTE, "--ray", "local"), "--allow-remote-media: found beside --ray"),
+        ((ADDRESS, REMOTE, "--ray", "local"), "--allow-remote-media: found with --ray"),
     ],
 )
 def test_a_batch_says_what_it_does_not_take(

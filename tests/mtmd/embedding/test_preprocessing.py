@@ -70,7 +70,7 @@ def test_vectors_are_those_of_the_host_and_the_receipt_says_where(
 
 def test_the_report_compares_both_ways(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = alongside(folder)
-    assert "preprocessing: on stand-in (asked for auto" in str(model.warmup_report)
+    assert "preprocessing: on stand-in (requested: auto" in str(model.warmup_report)
     facts = model.warm_up().preprocessing
     assert facts is not None and facts.why_host is None and facts.device_ms is not None
     monkeypatch.setattr(model.images, "numbers", lambda plan: [t * 0 for t in plan.numbers()])

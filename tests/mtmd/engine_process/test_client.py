@@ -480,7 +480,7 @@ def test_a_process_that_fails_is_started_again(
         tickets = [separate.submit(TEXT, max_tokens=1500, ignore_eos=True) for _ in range(2)]
         os.kill(before, signal.SIGKILL)
         for ticket in tickets:
-            with pytest.raises(EngineError, match=r"by SIGKILL\); it is being started again"):
+            with pytest.raises(EngineError, match=r"by SIGKILL\); it is restarting"):
                 list(ticket)
         until(lambda: separate.failure)
         with pytest.raises(EngineError) as caught:

@@ -119,7 +119,7 @@ def test_where_pictures_do_not_fit_it_says_what_text_alone_may_have(
     ran = mtmd(*requested, "40MiB")
     reported = " ".join(ran.out.split())
     assert ran.code == 3
-    assert "longest context: none with pictures, 2,048 with text alone" in reported
+    assert "longest context: none with pictures, 2,048 without" in reported
     assert "what would fit: text without pictures (a picture needs " in reported
     more = float(reported.split("(a picture needs ")[1].split(" MiB more of cpu)")[0])
     for memory, pictures in ((40 + more, False), (40 + 1.1 * more, True)):

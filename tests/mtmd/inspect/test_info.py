@@ -200,7 +200,7 @@ def test_tensors_that_are_dequantized(quantized: Path, mtmd: Any) -> None:
     assert any("Q8_0" in line and line.endswith("DEQUANTIZED to fp32 at load") for line in lines)
     assert any("TQ2_0" in line and line.endswith("as stored") for line in lines)
     told = " ".join(" ".join(lines).split())
-    assert "dequantized as no kernel takes the stored form, " in told
+    assert "dequantized as no kernel supports the stored form, " in told
     assert f"become {turned['memory_bytes'] / 2**20:.2f} MiB: {PROJECTION}" in told
 
 

@@ -65,7 +65,7 @@ def test_every_report_has_80_columns(small: Prediction, demo_h100: Prediction) -
     assert "DOES NOT FIT" in texts[1] and "* does not fit" in texts[1]
     assert (
         "longest context that fits: none" in texts[1]
-        and "at once of 8,192 tokens: none" in texts[1]
+        and "concurrent answers of 8,192 tokens: none" in texts[1]
     )
 
 
@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_told_first_with_a_way_out_and_marks(small: Predict
     at = next(n for n, line in enumerate(lines) if line.startswith("result:"))
     assert lines[at].startswith("result: DOES NOT FIT (everything would run") and at < 6
     assert lines[at + 1] == "  to do: --context 1024: it fits with 1,024 tokens"
-    assert lines[at + 2].startswith("  to do: `mtmd fit` says")
+    assert lines[at + 2].startswith("  to do: `mtmd fit` shows")
     assert sum(line.startswith("result:") for line in lines) == 1
     speeds = [line for line in lines if " tok/s" in line]
     first = f"at {small.lengths[0].context:,} "

@@ -288,7 +288,7 @@ def test_the_warm_up_tries_and_tells(demo, monkeypatch):
     assert preprocessing_facts(demo.encoder, True) is None
     model, _ = alongside(demo)
     facts = preprocessing_facts(model.encoder, False)
-    assert "preprocessing: on stand-in (asked for auto)\n" in reported(facts)
+    assert "preprocessing: on stand-in (requested: auto)\n" in reported(facts)
     facts = preprocessing_facts(model.encoder, True)
     assert facts.resized_there >= 1 and "the same to the bit" in reported(facts)
     ways = model.encoder.preprocessing
@@ -296,5 +296,5 @@ def test_the_warm_up_tries_and_tells(demo, monkeypatch):
         type(model.encoder), "numbers", lambda *_: [tile + 1 for tile in _[1].numbers()]
     )
     facts = preprocessing_facts(model.encoder, True)
-    text = "preprocessing: on the HOST (asked for auto; the device's tiles are not the host's)"
+    text = "preprocessing: on the HOST (requested: auto; the device's tiles are not the host's)"
     assert text in reported(facts) and ways.why_host == "the device's tiles are not the host's"

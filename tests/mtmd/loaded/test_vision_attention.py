@@ -151,7 +151,7 @@ def test_what_is_measured_runs_and_is_told(tmp_path):
             torch.testing.assert_close(one, needed, rtol=1e-4, atol=1e-4)
 
     text = str(WarmupReport("tiny", "a", "b", "fp32", (), (), (), vision_attention=facts))
-    assert "attention of the encoder: asked for auto (card a card, torch 1)" in text
+    assert "attention of the encoder: requested auto (card a card, torch 1)" in text
     assert "2 heads of 24, up to 4 x 16 rows over 16 keys, parts of one tensor: fast" in text
     assert "(measured now, q fp32 [4, 16, 2, 24], k fp32 [4, 16, 2, 24])" in text
     assert "fast                 7.000 ms\n    triton               8.000 ms" in text
@@ -218,7 +218,7 @@ def test_an_embedder_measures_nothing_so_ours_runs_whatever_others_have_measured
     subject = Embedder(open_dual(tmp_path), chosen, [card, Cpu(), Reference()], name="tiny")
     assert card.attention.setting == "triton"
     report_now = subject.warmup_report
-    assert "attention of the encoder: asked for triton (card a card" in str(report_now)
+    assert "attention of the encoder: requested triton (card a card" in str(report_now)
     card.attention.used = {SOME: "triton fast"}
     result = subject._receipt([], [], [], _Watch()).attention
     (images,) = [by for by in result.values() if by.endswith(", by triton fast")]

@@ -211,7 +211,7 @@ def test_a_rank_that_is_stopped_before_it_is_ready(
     shared.service.on_fault(reported.put)
     (pid,) = pids = processes(shared)
     os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(DeviceError, match="rank 1 of 2 has not been heard of for 2 s"):
+    with pytest.raises(DeviceError, match="rank 1 of 2 has not responded for 2 s"):
         shared.describe(SHAPES)
     assert "rank 1 of 2" in str(reported.get(timeout=60))  # after those who wait
     until_gone(pid)
@@ -235,7 +235,7 @@ def test_a_rank_that_is_stopped_in_the_first_run(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(signs, "SILENT_S", 2.0)
     monkeypatch.setattr(leader.Ranks, "_wait", stopped)
     try:
-        with pytest.raises(DeviceError, match="rank 1 of 2 has not been heard of for 2 s, last"):
+        with pytest.raises(DeviceError, match="rank 1 of 2 has not responded for 2 s, last"):
             model.describe(SHAPES)
         assert model.loaded.ranks
         model.close()
@@ -258,7 +258,7 @@ def test_a_rank_that_is_stopped_before_it_has_met_the_others(
 
     monkeypatch.setattr(leader.Ranks, "_report", stopped)
     try:
-        with pytest.raises(DeviceError, match="rank 1 of 2 has not been heard of for 2 s"):
+        with pytest.raises(DeviceError, match="rank 1 of 2 has not responded for 2 s"):
             load(tp=2, speculate="off")
         assert started and gone(started)
     finally:

@@ -62,7 +62,7 @@ def test_a_rank_that_gives_no_sign_is_lost_and_named() -> None:
         looks.look()
         looks.look()
     assert [*looks.lost] == [1]
-    assert "not been heard of for 8 s, last preparing a batch of 7 tokens" in looks.lost[1]
+    assert "not responded for 8 s, last preparing a batch of 7 tokens" in looks.lost[1]
     assert "at blk.3.ffn_up.weight" in looks.lost[1]
 
 

@@ -67,7 +67,7 @@ def test_pictures_have_none() -> None:
     with Service(load(threads=1)) as service:
         red = np.zeros((32, 32, 3), np.uint8)
         say = [{"role": "user", "content": [{"type": "image", "image": red}]}]
-        with pytest.raises(OptionError, match=r"^prompt_logprobs: found beside 1 pictures"):
+        with pytest.raises(OptionError, match=r"^prompt_logprobs: found with 1 pictures"):
             service.submit(say, prompt_logprobs=1)
 
 

@@ -97,7 +97,7 @@ def test_arguments_of_earlier_calls_have_so_many_levels() -> None:
 
 
 def test_halves_of_surrogate_pairs_are_refused() -> None:
-    with pytest.raises(OptionError, match="what JSON cannot hold"):
+    with pytest.raises(OptionError, match="what JSON cannot represent"):
         read_toolbox([{"name": "f", "parameters": {"const": "\ud800"}}])
 
 

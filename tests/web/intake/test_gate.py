@@ -140,7 +140,7 @@ def test_a_body_that_is_too_long_for_its_route_is_refused_before_the_route(route
     path = path.replace("<path:name>", "fake").replace("<path:filename>", "icon.svg")
     assert app.gate.body_limit(method, path) == limit
     result = app.test_client().open(path, method=method, data=b" " * (limit + 1), headers=JSON)
-    assert result.status_code == 413 and f"at most {limit:,} at this address" in result.text
+    assert result.status_code == 413 and f"at most {limit:,} on this route" in result.text
 
 
 def text(count):

@@ -287,7 +287,7 @@ def test_files_outside_it_are_refused_in_the_same_words_as_missing_ones(folder, 
     url = "file://" + path.replace("{outside}", str(folder) + "-not")
     with pytest.raises(ApiError) as error:
         sizes(media(path=folder), url)
-    assert error.value.message == "at[0]: there is no such file that may be read"
+    assert error.value.message == "at[0]: no such file that may be read"
 
 
 def test_other_hosts_files_are_refused(folder):

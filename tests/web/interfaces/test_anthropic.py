@@ -164,7 +164,7 @@ def test_the_official_client_raises_its_own_errors(sdk, service, anthropic):
         ask(thinking={"type": "sometimes"})
     with pytest.raises(anthropic.BadRequestError, match="document of plain text"):
         ask(messages=[{"role": "user", "content": [{"type": "document", "source": {}}]}])
-    service.refuses = BusyError("64 requests wait, the most that may; try again later")
+    service.refuses = BusyError("64 requests wait, the maximum; try again later")
     with pytest.raises(anthropic.RateLimitError) as busy:
         ask()
     assert busy.value.response.headers["retry-after"] == "1"

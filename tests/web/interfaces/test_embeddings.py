@@ -72,7 +72,7 @@ def test_the_official_client_embeds_texts(sdk, embedder):
 
 def test_a_misspelt_address_is_not_sent_to_pages_that_are_not_here(client):
     reported = client.post("/v1/embedding", json={}).get_json()["error"]["message"]
-    assert reported == "there is nothing at this address; did you mean /v1/embeddings?"
+    assert reported == "there is no such route; did you mean /v1/embeddings?"
     page = client.get("/v1", headers={"Accept": "text/html"})
     assert page.status_code == 404 and "docs" not in page.text
 

@@ -114,7 +114,7 @@ def test_the_official_client_lists_and_shows_the_model(service):
 
 
 def test_the_official_client_hears_that_there_are_no_vectors(sdk, client):
-    reported = "'fake' writes answers and gives no vectors; serve a dual encoder"
+    reported = "'fake' gives answers, not vectors; serve a dual encoder"
     with pytest.raises(ollama.ResponseError, match=reported) as new:
         sdk.embed("fake:latest", ["a", "b"], dimensions=8)
     with pytest.raises(ollama.ResponseError, match=reported) as old:
@@ -136,7 +136,7 @@ def test_the_official_client_raises_its_own_errors(sdk, service):
             [{"role": "user", "content": "hi", "images": [base64.b64encode(b"no").decode()]}],
         )
     assert bad.value.status_code == 400
-    service.refuses = BusyError("64 requests wait, the most that may; try again later")
+    service.refuses = BusyError("64 requests wait, the maximum; try again later")
     with pytest.raises(ollama.ResponseError) as busy:
         sdk.generate("fake", "hi")
     assert busy.value.status_code == 429

@@ -124,7 +124,7 @@ def test_the_official_client_raises_its_own_errors(served, service):
     with pytest.raises(openai.BadRequestError) as several:
         ask(model="fake", messages=[user("hi")], n=999)
     assert several.value.param == "n"
-    service.refuses = BusyError("64 requests wait, the most that may; try again later")
+    service.refuses = BusyError("64 requests wait, the maximum; try again later")
     with pytest.raises(openai.RateLimitError) as busy:
         ask(model="fake", messages=[user("hi")])
     assert busy.value.response.headers["retry-after"] == "1"

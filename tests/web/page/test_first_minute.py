@@ -512,7 +512,7 @@ def test_an_address_without_anything_is_a_page_for_people_and_json_for_programs(
     page = person.page
     address = page.url
     person.go("/nothing/here")
-    page.wait_for_selector("h1:has-text('There is nothing at this address')")
+    page.wait_for_selector("h1:has-text('There is no such page')")
     assert person.overflow() == 0
     page.click("text=To the chat")
     page.wait_for_selector("#welcome:visible")
@@ -531,7 +531,7 @@ def test_a_full_conversation_goes_on_in_a_new_one_with_what_was_written(person, 
     page.press("#prompt", "Enter")
     page.wait_for_selector(".toast:has-text('no room for another message')")
     assert len(fake.tickets) == 1
-    page.click("#meter >> text=Go on in a new chat")
+    page.click("#meter >> text=Continue in a new chat")
     page.wait_for_selector("#welcome:visible")
     assert page.input_value("#prompt") == "one word more" and page.locator(".thumb").count() == 1
     page.press("#prompt", "Enter")

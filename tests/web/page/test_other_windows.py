@@ -91,7 +91,7 @@ def test_what_another_device_did_shows_when_the_window_is_looked_at(browser, fak
         person.expects = ("409",)
         person.page.fill("#prompt", "another three")
         person.page.press("#prompt", "Enter")  # which has not been looked at since
-        person.page.wait_for_selector(".toast:has-text('another window has gone on')")
+        person.page.wait_for_selector(".toast:has-text('another window has continued')")
         person.answered("three")
         assert person.page.input_value("#prompt") == "another three" and len(fake.tickets) == 3
         person.page.press("#prompt", "Enter")

@@ -811,7 +811,7 @@ def test_a_message_that_is_to_be_the_newest_is_refused_where_there_is_another(pa
     page.call("POST", address, newest)
     refused = page.call("POST", address, newest | {"text": "two, from elsewhere"}, 409)
     assert refused["error"]["code"] == "newer_turn"
-    assert "another window has gone on" in refused["error"]["message"]
+    assert "another window has continued" in refused["error"]["message"]
     page.call("POST", address, newest | {"parent": None}, 409)
     page.call("POST", address, newest | {"parent": requested}, 409)
     page.call("POST", address, newest | {"newest": False})  # a branch on purpose

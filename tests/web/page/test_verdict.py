@@ -78,7 +78,7 @@ def test_a_report_without_a_run_does_not_say_that_results_are_right():
         ),
         (
             {"flash": (replace(ON, state="off", setting="off"),)},
-            "because it was asked",
+            "as requested",
             "--flash-attn auto",
         ),
         ({"flash": (replace(ON, on_fallback=("a",)),)}, "runs on another backend in 1 of 12", ""),

@@ -197,7 +197,7 @@ def run_until(monkeypatch, deploying, was_there=True):
 def test_an_interrupted_takeover_says_that_it_goes_on(monkeypatch, capsys):
     code, serve = run_until(monkeypatch, KeyboardInterrupt())
     assert code == 0 and serve.deleted == []
-    assert "Ray Serve goes on replacing the application" in capsys.readouterr().out
+    assert "Ray Serve continues to replace the application" in capsys.readouterr().out
     code, serve = run_until(monkeypatch, KeyboardInterrupt(), was_there=False)
     assert code == 0 and len(serve.deleted) == 1
     assert capsys.readouterr().out.endswith("stopped\n")

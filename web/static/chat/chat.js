@@ -332,10 +332,10 @@ async function takeNews() {
   if (tree.head !== old) shown.showEnd();
   draw();
   composer.changed();
-  if (tree.head !== old) announce("Another window has gone on with this conversation");
+  if (tree.head !== old) announce("Another window has continued this conversation");
   else if (added.includes(conversation.head) && !rowsOf(tree).length) {
     const head = conversation.head;
-    toast("Another window went on with another version of this conversation.", { action: { label: "Show it", run: () => showBranch(head) } });
+    toast("Another window continued another version of this conversation.", { action: { label: "Show it", run: () => showBranch(head) } });
   }
   if (tree.path().at(-1)?.state === "running") await followRunning();
 }
@@ -370,7 +370,7 @@ function draw() {
   const whole = rows.length > 0 && !row;
   $("table").hidden = !whole;
   $("table-back").hidden = !(rows.length && row);
-  $("prompt").placeholder = whole ? "Another question over all pictures" : "Message";
+  $("prompt").placeholder = whole ? "Another question about all pictures" : "Message";
   if (rows.length) table.show(conversation.id, tree);
   else if (!conversation || table.conversation !== conversation.id) table.hide();
   const path = whole ? [] : tree.path();
@@ -458,7 +458,7 @@ async function dropOldest() {
     while (low < high) {
       const middle = (low + high) >> 1;
       const { in_memory: known, prompt_tokens: tokens, context } = await composer.count({ ...where(null), since: turns[middle].id });
-      if (!known) throw new Error("The model is not in memory; load it, or send the message, to find out how much has room.");
+      if (!known) throw new Error("The model is not in memory; load it, or send the message, to see how much fits.");
       if (tokens <= context * ROOM) high = middle;
       else low = middle + 1;
     }
@@ -467,7 +467,7 @@ async function dropOldest() {
     return false;
   }
   if (!turns.length) {
-    toast("There is only one turn, and the context has no room for more. Go on in a new chat.");
+    toast("There is only one turn, and the context has no room for more. Continue in a new chat.");
     return false;
   }
   since = turns[low].id;
@@ -480,7 +480,7 @@ async function dropOldest() {
 /** Send a message: it is acknowledged once it is on the server's disk. True where it is. */
 async function send(text, images, editing) {
   if (rowsOf(tree).length && !row) {
-    if (images.length) toast("A question over all pictures takes no others.");
+    if (images.length) toast("A question about all pictures takes no other pictures.");
     else table.again(text).catch((error) => toast(`Not sent: ${error.message}`, { sticky: true }));
     return !images.length;
   }
@@ -528,7 +528,7 @@ async function askUnseen(id, message, wanted) {
   try {
     await Promise.all(wanted.map((chosen, side) => post(`/api/conversations/${id}/answers`, { parent: message.id, options: chosen, ...(wanted.length > 1 ? { side } : {}) }, { patient: true })));
   } catch (error) {
-    toast(`A message was sent and is not answered: ${error.message}`, { sticky: true });
+    toast(`A message was sent but not answered: ${error.message}`, { sticky: true });
   }
   tellOthers(id);
   list.refresh();
@@ -642,7 +642,7 @@ async function followBoth(message, parts) {
     patch(`/api/conversations/${conversation.id}`, { head: tree.head }).catch((error) => toast(error.message));
   } else [problem] = both.errors;
   redrawAll();
-  announce(answers.length > 1 ? "Both answers are there" : "One answer is there");
+  announce(answers.length > 1 ? "Both answers are ready" : "One answer is ready");
   composer.changed();
   tellOthers(conversation.id);
   await list.refresh();
@@ -658,7 +658,7 @@ function goOnWith(answer) {
   comparing.stop();
   if (picker && answer.options.model && answer.options.model !== about.model) picker.choose(answer.options.model).then(() => adopt(answer.options));
   else adopt(answer.options);
-  announce("This one is gone on with");
+  announce("This one is continued");
 }
 
 /** To a message without one. Where it was asked for when the server went, it may be under way. */

@@ -426,7 +426,7 @@ export class Composer {
     const numbers = `${tokens.toLocaleString("en")} of ${context.toLocaleString("en")}`;
     $("meter-text").replaceChildren(numbers, el("span", { class: "unit" }, " tokens"), over ? ": too long" : "",
       ...(over && parent ? [el("button", { class: "link", type: "button", on: { click: () => this.dropOldest() } }, "Drop the oldest turns"),
-        el("button", { class: "link", type: "button", on: { click: () => this.#moveOn() } }, "Go on in a new chat")] : []));
+        el("button", { class: "link", type: "button", on: { click: () => this.#moveOn() } }, "Continue in a new chat")] : []));
   }
 }
 

@@ -260,7 +260,7 @@ export class ConversationList {
       }
       toast(`${plural(count, "conversation")} imported.`);
     } catch (error) {
-      const words = error.status === undefined ? file.name.endsWith(".zip") ? "Unpack it first: the conversations are in conversations.json." : "This is no file of conversations from here, ChatGPT or Open WebUI." : error.message;
+      const words = error.status === undefined ? file.name.endsWith(".zip") ? "Unpack it first: the conversations are in conversations.json." : "This file has no conversations of mtmd, ChatGPT or Open WebUI." : error.message;
       toast(count ? `${words} ${plural(count, "conversation")} before it were imported.` : words, { sticky: true });
     }
     this.refresh();

@@ -45,7 +45,7 @@ export function userMessage(message, context) {
     class: "picture", type: "button", "aria-label": `Show ${image.name || "picture"} large`, on: { click: () => openViewer(items, stills.indexOf(image)) },
   }, show(el("img", { alt: image.name || "Attached picture", ...shownSize(image) }), imagePath(image.sha256)))));
   return el("article", { class: `message user${context.last ? " last" : ""}`, id: `m-${message.id}`, "aria-label": "You" },
-    context.since === message.id ? el("p", { class: "dropped" }, "What is above was dropped to make room: the model does not see it.") : null,
+    context.since === message.id ? el("p", { class: "dropped" }, "The messages above were dropped to make room; the model does not see them.") : null,
     pictures.length ? el("div", { class: `pictures${pictures.length > 1 ? " many" : ""}` }, pictures) : null,
     el("div", { class: "turn" }, el("div", { class: "actions" }, branches(message, context), copyButton(message.text),
       iconButton("edit", "Edit", () => act.edit(message))), el("div", { class: "bubble" }, message.text)),
@@ -67,7 +67,7 @@ export function answerMessage(message, context) {
   const audio = text && message.receipt?.audio?.length ? context.tree.picturesBefore(message).filter(isAudio).at(-1) : null;
   if (video || audio) linkTimes(text, video ?? audio);
   if (places) text.before(places); // the picture first
-  if (isBeyondDemo(message.receipt, context.tree.picturesBefore(message))) made.append(el("p", { class: "aside demo-answer" }, "The demo model knows drawn shapes, short words and numbers: what it says of any other picture is a guess."));
+  if (isBeyondDemo(message.receipt, context.tree.picturesBefore(message))) made.append(el("p", { class: "aside demo-answer" }, "The demo model knows drawn shapes, short words and numbers; its answers about other pictures are guesses."));
   const ending = ENDINGS[message.state];
   const cut = message.receipt?.finish === "length" && message.state === "complete";
   if (message.text && (ending || cut)) made.append(endOf(message, ending ?? (context.isFull(message) ? "The context is full." : "Reached the length limit of the settings."), context));
@@ -80,14 +80,14 @@ export function answerMessage(message, context) {
   made.append(el("div", { class: "foot" },
     message.receipt ? receiptOf(message.receipt, message.options, () => context.tree.picturesBefore(message)) : null,
     el("div", { class: "actions" }, message.text ? copyButton(answerOf(message.text)) : null,
-      iconButton("again", "Answer again", () => act.again(message), "Answer again, drawn with another seed"), branches(message, context))));
+      iconButton("again", "Answer again", () => act.again(message), "Answer again with another seed"), branches(message, context))));
   return made;
 }
 
 /** Where an answer ended early, and the way on. */
 function endOf(message, words, { act, isFull }) {
   const button = isFull(message) ? el("button", { class: "link", type: "button", on: { click: () => act.goOnWithRoom(message) } }, "Drop the oldest turns and continue") : message.state === "lost" ? el("button", { class: "link", type: "button", on: { click: () => act.look() } }, "Look again")
-    : el("button", { class: "link", type: "button", title: "Go on from here, as another version of this answer", on: { click: () => act.goOn(message) } }, "Continue");
+    : el("button", { class: "link", type: "button", title: "Continue from here as another version of this answer", on: { click: () => act.goOn(message) } }, "Continue");
   return el("p", { class: "aside" }, `${words} `, button);
 }
 
@@ -127,7 +127,7 @@ function copyButton(text) {
 export function sideBySide(answers, context, grown) {
   return el("div", { class: "compare", role: "group", "aria-label": "Answers side by side" },
     el("div", { class: "compare-top" }, el("span", { class: "soft" }, `${plural(answers.length, "answer")} to the same message`),
-      el("button", { class: "link", type: "button", on: { click: () => context.act.again(answers.at(-1)) } }, "Another, with the present settings"),
+      el("button", { class: "link", type: "button", on: { click: () => context.act.again(answers.at(-1)) } }, "Another answer, with the current settings"),
       el("button", { class: "link", type: "button", on: { click: () => context.act.compare(answers[0].parent, false) } }, "One at a time")),
     el("div", { class: `columns${answers.length === 2 ? " two" : ""}`, tabIndex: 0, role: "group", "aria-label": "Answers" }, answers.map((answer) => {
       const made = answerMessage(answer, { ...context, last: true, compared: true, old: null });
@@ -138,7 +138,7 @@ export function sideBySide(answers, context, grown) {
     })));
 }
 
-const goOnWith = (answer, { act }) => el("button", { class: "button go-on", type: "button", on: { click: () => act.goOnWith(answer) } }, "Go on with this one");
+const goOnWith = (answer, { act }) => el("button", { class: "button go-on", type: "button", on: { click: () => act.goOnWith(answer) } }, "Continue with this one");
 
 function branches(message, { tree, act, compared }) {
   if (compared) return null;

@@ -114,7 +114,7 @@ function seenVideo(video, stored) {
   const frames = video.frames.map((frame) => {
     const picture = show(el("img", { alt: "", loading: "lazy" }), `/api/processed/${frame.sha256}/${frame.place}`);
     const button = el("button", { class: "frame", type: "button", "aria-label": `Frame at ${clock(frame.time)}`,
-      on: { click: () => (stored ? openVideo(stored, { at: frame.time }) : toast("The video is not here any more.")) } }, picture, el("span", {}, clock(frame.time)));
+      on: { click: () => (stored ? openVideo(stored, { at: frame.time }) : toast("This video no longer exists.")) } }, picture, el("span", {}, clock(frame.time)));
     picture.addEventListener("error", () => picture.remove()); // the server keeps what the model saw for a while only
     return button;
   });

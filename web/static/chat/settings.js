@@ -72,11 +72,11 @@ function own({ preset, sampling }) {
 /** Which defaults are in force, and where they come from. */
 function source(about, preset) {
   const words = (values) => SAMPLING.filter((name) => name in values).map((name) => `${name.replace("_", " ")} ${values[name]}`).join(", ");
-  if (!about.sampling) return "The defaults are the model's own, and shown once it was loaded.";
+  if (!about.sampling) return "The defaults are the model's own; they are shown when it is loaded.";
   const model = words(own(about));
   const parts = [words(preset) && `${words(preset)} (preset)`, model && `${model} (${about.sampling.source})`].filter(Boolean);
   const unused = about.sampling.unused.length ? ` Not applied: ${about.sampling.unused.join(", ")}.` : "";
-  return `Defaults: ${parts.join("; ") || "the likeliest token each time; the model's files recommend nothing else"}.${unused}`;
+  return `Defaults: ${parts.join("; ") || "the most probable token; the model's files recommend no sampling"}.${unused}`;
 }
 
 /** What an answer was made with is how the next ones are. */

@@ -85,7 +85,7 @@ export function startVideos() {
     event.preventDefault();
     const [start, end] = ["video-from", "video-to"].map((id) => ($(id).value === "" ? null : Number($(id).value)));
     const wrong = start !== null && end !== null && end < start;
-    $("video-to").setCustomValidity(wrong ? "This part ends before it begins." : "");
+    $("video-to").setCustomValidity(wrong ? "This part ends before it starts." : "");
     if (!$("video-trim").reportValidity()) return;
     cut(start, end);
   });

@@ -62,6 +62,6 @@ async function once(button, run) {
 export const isBeyondDemo = (receipt, pictures) => receipt?.model === demo.model && pictures.some(({ sha256 }) => !demo.samples.has(sha256));
 
 function demoNote() {
-  return [el("p", {}, "This is the small demo model. It knows drawn shapes, short words and numbers on a plain ground, in pictures and little videos, and nothing of photos."),
+  return [el("p", {}, "This is the small demo model. It knows drawn shapes, short words and numbers on a plain background, in pictures and short videos, but no photos."),
     el("p", {}, "For a real model: ", commandBox("mtmd serve -m org/name"))];
 }

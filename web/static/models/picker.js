@@ -6,8 +6,8 @@ import { get, post } from "../shared/server.js";
 const KEY = "mtmd.model";
 const BUSY_MS = 700;
 const QUIET_MS = 15_000;
-const IN_WORDS = { unloaded: "", loading: "Loading", loaded: "In memory", unloading: "Unloaded as soon as nobody uses it", failed: "Cannot be loaded" };
-const ROOM = { fits: "Fits into memory", swap: "Fits once another is unloaded", "too large": "Needs more memory than there is" };
+const IN_WORDS = { unloaded: "", loading: "Loading", loaded: "In memory", unloading: "Unloads when nobody uses it", failed: "Cannot be loaded" };
+const ROOM = { fits: "Fits into memory", swap: "Fits when another is unloaded", "too large": "Needs more memory than is available" };
 
 /** 9.9 MB, as sizes of files are told. */
 export function size(bytes) {
@@ -133,7 +133,7 @@ export class Picker {
     const spaces = Object.entries(this.memory ?? {}).sort(([a], [b]) => (a === "cpu") - (b === "cpu"));
     $("models-memory").replaceChildren(...spaces.slice(0, 1).map(([space, { limit, taken, free }]) => el("div", {},
       el("span", {}, `${size(taken)} of ${size(limit)} ${space === "cpu" ? "memory" : `memory of ${space}`} taken by models, as predicted; ${size(free)} are free now`),
-      el("meter", { min: 0, max: limit, value: Math.min(taken, limit), high: limit * 0.9, "aria-label": "Memory taken by models" }))));
+      el("meter", { min: 0, max: limit, value: Math.min(taken, limit), high: limit * 0.9, "aria-label": "Memory used by models" }))));
   }
 
   #row(model) {

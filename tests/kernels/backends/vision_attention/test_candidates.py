@@ -106,9 +106,9 @@ def test_our_kernel_with_other_tiles(name):
 
 def test_what_other_tiles_are_not_for():
     for kernel in TILES.values():
-        assert "9 rows; it takes 128" in str(kernel.rejects(*kinds(), scale=1.0))
+        assert "9 rows; it supports 128" in str(kernel.rejects(*kinds(), scale=1.0))
         large = kinds(88, rows=200, keys=200)
-        assert "head size 88; it takes multiples of 8 up to 80" in str(
+        assert "head size 88; it supports multiples of 8 up to 80" in str(
             kernel.rejects(*large, scale=1.0)
         )
         bounds = Type.contiguous((200, 2), torch.int32)
@@ -136,9 +136,9 @@ def test_scores_that_are_computed_a_block_ahead(name):
 def test_what_scores_ahead_are_not_for(monkeypatch):
     kernel = CANDIDATES["triton 64 x 64, carried"]
     taken, few = kinds(72, rows=200, keys=200), kinds(72, rows=200, keys=63)
-    assert "63 keys; it takes 64 and more" in str(kernel.rejects(*few, scale=1.0))
+    assert "63 keys; it supports 64 and more" in str(kernel.rejects(*few, scale=1.0))
     assert "causal" in str(kernel.rejects(*taken, scale=1.0, causal=True))
-    assert "9 rows; it takes 128" in str(kernel.rejects(*kinds(keys=64), scale=1.0))
+    assert "9 rows; it supports 128" in str(kernel.rejects(*kinds(keys=64), scale=1.0))
     assert kernel.rejects(*taken, scale=1.0) is None
     for result, reason in ((8, "compute capability 9.0 alone"), (9, "None")):
         monkeypatch.setattr(candidates, "_capability", lambda match=result: match)

@@ -115,7 +115,7 @@ def test_forced():
     clock = Clock(triton=1.0, torch_a=5.0, torch_b=2.0, triton_c=0.5)
     candidates = clock.kernels(torch_a=right, torch_b=right, triton_c=right)
     choice = AttentionChoice(candidates=candidates, setting="torch")
-    assert choice.way(node())[::2] == ("torch a", "asked for, not measured")
+    assert choice.way(node())[::2] == ("torch a", "requested, not measured")
     learn(choice, clock, [node()])
     assert choice.way(node()).name == "torch b" and clock.requested == [
         "triton",
@@ -160,7 +160,7 @@ def turned(*inputs, **options):
     ("run", "words"),
     [
         (fails, "RuntimeError: no kernel ?[31mfor this"),
-        (short, "no memory to try it"),
+        (short, "not enough memory to try it"),
         (wrong, "its result is wrong: error"),
         (turned, "expected fp32"),
         (Kernel(run=right, rejects=lambda *_, **__: "not on Sundays"), "not on Sundays"),
@@ -189,7 +189,7 @@ def test_more_memory_than_the_plan_has_for_it_is_refused():
     assert learn(choice, clock, [node(rows=20)]).classes[0].chosen == "a"
     clock.bytes += 1
     trial = learn(choice, clock, [node()]).classes[0].measured.trials[1]
-    assert trial.refused == "it takes 4.00 MiB beside its result, expected at most 0.00 MiB"
+    assert trial.refused == "it uses 4.00 MiB in addition to its result, expected at most 0.00 MiB"
 
 
 @pytest.mark.usefixtures("every_size")
@@ -313,7 +313,7 @@ def test_what_plans_each_shape_is_asked_only_where_there_is_one_or_it_was_asked_
     choice = AttentionChoice(candidates=candidates)
     learn(choice, clock, [node()])
     assert choice.way(node()).name == "torch flash" and "torch cuDNN" not in clock.requested
-    assert "plans each shape anew" in choice.left_out()["torch cuDNN"]
+    assert "plans each shape separately" in choice.left_out()["torch cuDNN"]
     choice.one_shape = True
     assert learn(choice, clock, [node()]).classes[0].chosen == "torch cuDNN"
     assert not choice.left_out()
