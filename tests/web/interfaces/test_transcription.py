@@ -121,7 +121,7 @@ REFUSED = {
     "a language": ({"language": "klingonish"}, LONG, 400, "language: found 'klingonish'"),
     "a temperature": ({"temperature": "-1"}, LONG, 400, "temperature"),
     "logprobs": ({"include[]": "logprobs"}, LONG, 400, "include: not supported here"),
-    "a model": ({"model": "other"}, LONG, 404, "not here"),
+    "a model": ({"model": "other"}, LONG, 404, "not available"),
 }
 
 

@@ -501,7 +501,7 @@ def test_one_that_is_not_here_is_fetched_while_others_are_loaded_and_answer(monk
         assert until(lambda: "fetch b" in loader.log) and registry.fetching
         loader.read = (42, 100)
         assert until(lambda: registry.find("b").progress == 0.42)
-        with pytest.raises(ApiError, match="42% of it is here"):
+        with pytest.raises(ApiError, match="42% so far"):
             registry.take("b")
         listed = registry.find("b")
         assert (listed.state, listed.progress, listed.file_bytes) == (LOADING, 0.42, None)
@@ -528,7 +528,7 @@ def test_one_that_was_removed_from_the_cache_is_fetched_again():
         assert registry.find("a").file_bytes is None
         del loader.fails["open a"]
         clock[0] += module.TRIED_AGAIN_S
-        with pytest.raises(ApiError, match="is being fetched"):
+        with pytest.raises(ApiError, match="is being downloaded"):
             registry.take("a")
         assert until(lambda: state_of(registry, "a") == LOADED)
         assert loader.log == ["fetch a", "load a"] and registry.find("a").file_bytes
@@ -588,7 +588,7 @@ def test_one_that_cannot_be_fetched_says_why_and_is_tried_again():
             registry.take("a")
         del loader.fails["fetch a"]
         clock[0] += module.TRIED_AGAIN_S
-        with pytest.raises(ApiError, match="is being fetched"):
+        with pytest.raises(ApiError, match="is being downloaded"):
             registry.take("a")
         assert until(lambda: state_of(registry, "a") == LOADED)
         assert loader.log == ["fetch a", "fetch a", "load a"]
