@@ -110,7 +110,7 @@ def test_a_dual_encoder_is_served(python, tmp_path):
         process,
         stated,
     ):
-        assert "tiny clip on cpu" in stated and "/ready tells how far" in stated
+        assert "tiny clip on cpu" in stated and "/ready shows the progress" in stated
         body = json.dumps({"input": ["a cat", {"image": data_url(SHAPES)}]}).encode()
         with urlopen(Request(f"{address(stated)}/v1/embeddings", body, JSON)) as actual:
             rows = [row["embedding"] for row in json.load(actual)["data"]]

@@ -121,7 +121,7 @@ def test_errors_are_one_line_and_it_goes_on(piped: Any, one: Path, tmp_path: Pat
         "found no path",
         "none.png: found no such file",
         "bad.png",
-        "/fly is no command",
+        "/fly is not a command",
         "no answer",
         "nothing has",
         "nothing has",

@@ -368,7 +368,7 @@ def test_mistakes_are_one_line(mtmd: Any, tmp_path: Path, quantized: Path) -> No
         in mtmd("info", DEMO_MODEL, "--mmproj", quantized).refused()
     )
     assert (
-        "is a projector, which sees and does not write"
+        "is a projector, which has no decoder"
         in mtmd("info", quantized.with_name("mmproj.gguf")).refused()
     )
 
