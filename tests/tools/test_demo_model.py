@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,18 @@ from mtmd import Model, load
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "mtmd" / "demo_model"
+AT_ONCE = 8
 
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return load()
+    return load(parallel=AT_ONCE)
+
+
+def all_answers(answer: Callable[[Any], str], cases: Iterable[Any]) -> list[str]:
+    """The answer to each case, of several at once: in batches they take a part of the time."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(answer, cases))
 
 
 def questions(seed: int, count: int) -> list[tuple[Any, Facts, Question]]:
@@ -96,7 +105,8 @@ def test_size() -> None:
 def test_most_answers_are_right(model: Model) -> None:
     """A small sample for a quick look; tools/demo_model/evaluate.py measures."""
     requested = questions(777_000, 80)
-    right = sum(model.describe(image, q.text) == q.answer for image, _, q in requested)
+    actual = all_answers(lambda r: model.describe(r[0], r[2].text), requested)
+    right = sum(a == q.answer for a, (_, _, q) in zip(actual, requested, strict=True))
     assert right >= 72, f"{right} of {len(requested)}"
 
 
@@ -108,24 +118,27 @@ def test_most_answers_are_right(model: Model) -> None:
 def test_answers_do_not_depend_on_the_form_of_attention(
     model: Model, chosen: dict[str, Any]
 ) -> None:
-    other = load(**chosen)
+    other = load(parallel=AT_ONCE, **chosen)
     assert {f.state for f in other.warmup_report.flash} == (
         {"off"} if "flash_attn" in chosen else {"mixed"}
     )
-    for image, _, question in questions(778_000, 25):
-        assert other.describe(image, question.text) == model.describe(image, question.text)
+    requested = questions(778_000, 25)
+    actual, expected = (
+        all_answers(lambda r, m=m: m.describe(r[0], r[2].text), requested) for m in (other, model)
+    )
+    assert actual == expected
 
 
 @pytest.mark.parametrize("group", [g for g in evaluate.GROUPS if g != "picture first"])
 def test_most_answers_of_every_group_are_right(model: Model, group: str) -> None:
     """Text before the picture, system prompts, later turns, several pictures, boxes, videos."""
-    ask = evaluate.Answerer(model)
     requested = list(evaluate.cases(group, 781_000, 24))
+    actual = all_answers(evaluate.Answerer(model).answer, requested)
     right = sum(
-        evaluate.overlap(ask.answer(case), case.expected) >= evaluate.GOOD_OVERLAP
+        evaluate.overlap(answer, case.expected) >= evaluate.GOOD_OVERLAP
         if case.expected.startswith("{")
-        else ask.answer(case) == case.expected
-        for case in requested
+        else answer == case.expected
+        for answer, case in zip(actual, requested, strict=True)
     )
     assert right >= 22, f"{right} of {len(requested)}"
 
