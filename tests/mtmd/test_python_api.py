@@ -260,8 +260,14 @@ def test_what_is_awaited_may_be_streamed(demo: Model, one: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "reported"),
     [
-        ({"messages": [{"role": "user", "content": "x"}], "prompt": "y"}, "prompt: found with messages"),
-        ({"image": [{"role": "user", "content": "x"}], "prompt": "y"}, "prompt: found with messages"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "prompt": "y"},
+            "prompt: found with messages",
+        ),
+        (
+            {"image": [{"role": "user", "content": "x"}], "prompt": "y"},
+            "prompt: found with messages",
+        ),
         ({"messages": "hello"}, "messages: found str, expected a list"),
         ({"messages": []}, "messages: found an empty list, expected a list of at least one"),
         ({}, "found neither picture nor prompt"),
