@@ -48,6 +48,26 @@ YARN = {
     "beta_fast": 32.0,
     "beta_slow": 1.0,
 }
+LATENT = {
+    "model_type": "mistral4",
+    "hidden_size": 72,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "moe_intermediate_size": 34,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "kv_lora_rank": 40,
+    "q_lora_rank": 28,
+    "qk_rope_head_dim": 12,
+    "qk_nope_head_dim": 20,
+    "v_head_dim": 18,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "rope_parameters": YARN
+    | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "factor": 8.0}
+    | {"original_max_position_embeddings": 32},
+}
 
 
 def cropped(inputs: Any) -> list[np.ndarray]:
@@ -141,7 +161,7 @@ def pixtral(
 
 
 ROW = Row(
-    "Pixtral, Mistral Small 3.1",
+    "Pixtral, Mistral Small 3.1 and 4",
     {
         "pixtral": pixtral,
         "pixtral, head of 24, window, 6 heads on 2, gated by silu, as published": published(
@@ -179,6 +199,9 @@ ROW = Row(
                 },
             )
         ),
+        "mistral4, latent attention, queries that grow, experts": lambda f: pixtral(
+            f, kind="Mistral3", seed=4, merge=2, longest=112, bias=False, text=LATENT
+        ),
     },
-    notes="2-D rotary positions, break tokens, patch merging",
+    notes="2-D rotary positions, break tokens, patch merging; latent attention and experts",
 )
