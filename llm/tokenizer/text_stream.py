@@ -232,7 +232,7 @@ def _byte_table() -> dict[str, int]:
     }
 
 
-_BYTES = _byte_table()
+BYTES = _byte_table()
 
 
 def _byte_level(spelling: str) -> bytes:
@@ -240,6 +240,6 @@ def _byte_level(spelling: str) -> bytes:
     for its own UTF-8.
     """
     try:
-        return bytes([_BYTES[char] for char in spelling])
+        return bytes([BYTES[char] for char in spelling])
     except KeyError:
         return spelling.encode()

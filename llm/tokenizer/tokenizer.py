@@ -277,13 +277,17 @@ class Tokenizer:
 
 
 def _inner(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Read tokenizer.json, or, where there is none, the two files that it was made of."""
+    """Read tokenizer.json, or, where there is none, the two files that it was made of, or ranks."""
     path = folder / "tokenizer.json"
     pair = [folder / name for name in (vocabulary_files.VOCABULARY, vocabulary_files.MERGES)]
     if not path.exists() and all(one.exists() for one in pair):
         vocabulary, merges = (_read_file(one, vocabulary_files.BYTES_MAX) for one in pair)
         kind = config.get("tokenizer_class")
         return vocabulary_files.build(vocabulary, merges, kind, str(folder))
+    ranks = folder / vocabulary_files.RANKS
+    if not path.exists() and ranks.exists():
+        data = _read_file(ranks, vocabulary_files.BYTES_MAX)
+        return vocabulary_files.build_ranked(data, config, str(folder))
     data = _read_file(path, TOKENIZER_BYTES_MAX)
     check_file(data, str(path))
     try:

@@ -1,11 +1,16 @@
-"""Kimi K2.5: MoonViT over pictures of any size, and DeepSeek-V3's latent attention and experts."""
+"""Kimi-VL and Kimi K2.5: MoonViT over pictures of any size, and DeepSeek-V3's latent attention and experts."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from common import Oracle, Row, build_processor, randomize, save, tokenizer, write
+from PIL import Image
 from qwen2_vl import per_picture
 from safetensors.torch import load_file, save_file
 from torchvision_stand_in import torchvision_here
@@ -19,6 +24,7 @@ SPECIAL = (
     "<|im_assistant|>",
     "<|im_middle|>",
     "<|media_begin|>",
+    "<|media_start|>",
     "<|media_content|>",
     "<|media_pad|>",
     "<|media_end|>",
@@ -124,8 +130,79 @@ def _rename(path: Path) -> None:
     save_file(tensors, path, {"format": "pt"})
 
 
+def kimi_vl(folder: Path) -> Oracle:
+    """Kimi-VL as its authors publish it: MoonViT and projector are K2.5's, by other names; pictures
+    are resized by Pillow, and the tokenizer is a list of ranks.
+    """
+    oracle = kimi_k25(folder, seed=2, text={"n_group": 1, "topk_group": 1})
+    images = oracle.processor.image_processor
+    images.resize, images.rescale_and_normalize = _by_pillow, _in_two_steps
+    config = json.loads((folder / "config.json").read_text())
+    tower, text = config["vision_config"], config["text_config"]
+    names = {f"pos_emb_{axis}": f"init_pos_emb_{axis}" for axis in ("height", "width")}
+    tower = {names.get(key, key): value for key, value in tower.items() if key != "pos_emb_time"}
+    write(
+        folder,
+        "config.json",
+        {
+            "architectures": ["KimiVLForConditionalGeneration"],
+            "model_type": "kimi_vl",
+            "auto_map": {"AutoModelForCausalLM": "modeling_kimi_vl.KimiVLForConditionalGeneration"},
+            "vision_config": tower | {"model_type": "moonvit"},
+            "text_config": text | {"model_type": "deepseek_v3"},
+            "media_placeholder_token_id": config["image_token_id"],
+            "tie_word_embeddings": False,
+        },
+    )
+    shown = {
+        "auto_map": {"AutoImageProcessor": "image_processing_kimi_vl.KimiVLImageProcessor"},
+        "in_token_limit": 60,
+        "patch_size": tower["patch_size"],
+        "num_pooled_tokens": 1024,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "pad_input": True,
+        "merge_kernel_size": [2, 2],
+    }
+    write(folder, "preprocessor_config.json", shown)
+    tensors = load_file(folder / "model.safetensors")
+    for theirs, published in (
+        ("pre_norm", "pre_norm"),
+        ("proj.0", "linear_1"),
+        ("proj.2", "linear_2"),
+    ):
+        tensors = {
+            name.replace(f"mm_projector.{theirs}", f"multi_modal_projector.{published}"): t
+            for name, t in tensors.items()
+        }
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "chat_template.jinja").write_text(
+        TEMPLATE.replace("<|media_begin|>", "<|media_start|>")
+    )
+    oracle.processor.chat_template = (folder / "chat_template.jinja").read_text()
+    return replace(oracle, authors=True)
+
+
+def _by_pillow(images: torch.Tensor, size: Any, **_: Any) -> torch.Tensor:
+    """uint8 [B, 3, H, W]"""
+    resized = [
+        np.asarray(
+            Image.fromarray(image.permute(1, 2, 0).numpy()).resize(
+                (size.width, size.height), Image.Resampling.BICUBIC
+            )
+        )
+        for image in images
+    ]
+    return torch.from_numpy(np.stack(resized)).permute(0, 3, 1, 2)
+
+
+def _in_two_steps(images: torch.Tensor, *_: Any) -> torch.Tensor:
+    """As torchvision's to_tensor and normalize, which the authors call one after the other."""
+    return (images.float().div(255) - 0.5) / 0.5
+
+
 ROW = Row(
-    "Kimi K2.5",
+    "Kimi-VL, Kimi K2.5",
     {
         "6 heads, groups of experts, queries of a rank": kimi_k25,
         "4 heads, scaled, long pictures shrunk, all layers of experts": lambda f: kimi_k25(
@@ -149,6 +226,7 @@ ROW = Row(
                 },
             },
         ),
+        "kimi-vl, as its authors publish it": kimi_vl,
     },
     notes="any resolution with zeros around, 2-D rotary tower, latent attention, experts with groups "
     "and a correction bias",
