@@ -21,6 +21,13 @@ from typing import Any
 
 TOOLS = Path(__file__).parents[2] / "tools"
 LIMIT_S = 600
+PRINTED = """
+import contextlib, importlib, io, sys
+sys.path.insert(0, folder)
+with contextlib.redirect_stdout(io.StringIO()) as lines:
+    assert importlib.import_module(name).main(arguments) == 0
+out = lines.getvalue().splitlines()
+"""
 
 
 class Compiler:
@@ -41,6 +48,12 @@ class Compiler:
         answer = json.loads(line)
         assert "error" not in answer, answer["error"]
         return answer["out"]
+
+    def printed(self, script: Path, *arguments: str) -> list[str]:
+        """The lines that the `main` of a script prints."""
+        folder, name = str(script.parent), script.stem
+        result: list[str] = self(PRINTED, folder=folder, name=name, arguments=arguments)
+        return result
 
 
 @contextmanager

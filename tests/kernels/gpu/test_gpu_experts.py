@@ -79,13 +79,10 @@ def test_a_table_at_an_address_that_words_do_not_begin_at_is_refused():
         moe.KERNEL.run(*inputs, **ONE.options)
 
 
-def test_few_instructions_for_a_weight():
+def test_few_instructions_for_a_weight(compiler):
     """Value by value it was 14 for gate and up in Q4_K."""
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, INSTRUCTIONS, "--experts", "gate", "Q4_K", "--rows", "1", "16"]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
-    one, many = (json.loads(line) for line in done.stdout.splitlines())
+    requested = ("--experts", "gate", "Q4_K", "--rows", "1", "16", "--json")
+    one, many = map(json.loads, compiler.printed(INSTRUCTIONS, *requested))
     assert 3 < one["instructions"] / one["weights"] < 6
     assert 3 < many["instructions"] / many["weights"] < 9
 

@@ -5,9 +5,6 @@ dequantization, and compiled ahead of time.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -430,16 +427,13 @@ def test_types_of_each_kind_compile_and_fit(compiled):
         assert used["instruction"] == (matrix[target] if name.endswith("512") else few), name
 
 
-def test_few_instructions_for_a_weight():
+def test_few_instructions_for_a_weight(compiler):
     """As a GPU has seven for one of four bits at the speed of its memory, for one row of x as for
     sixteen. Of more rows 128 share a weight, whose products take as long as eight; decoded one by
     one these took 11 to 27.
     """
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, INSTRUCTIONS, "Q4_K", "Q6_K", "Q8_0", "--rows", "1", "16", "512"]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
-    counted = [json.loads(line) for line in done.stdout.splitlines()]
+    requested = ("Q4_K", "Q6_K", "Q8_0", "--rows", "1", "16", "512", "--json")
+    counted = [json.loads(line) for line in compiler.printed(INSTRUCTIONS, *requested)]
     taken = {(f["kind"], f["rows"]): f["instructions"] / f["weights"] for f in counted}
     assert len(taken) == 9
     limits = {1: 7, 16: 7, 512: 10}
