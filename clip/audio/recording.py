@@ -47,7 +47,9 @@ class Recording(Protocol):
 
 
 class AudioFile:
-    """A file by its path, or its bytes. `isolate`: it is decoded in a worker process."""
+    """A file by its path, or its bytes. `isolate`: it is decoded in a worker process. `span`: what
+    is heard of it, from and to so many seconds; None is its beginning, and its end.
+    """
 
     def __init__(
         self,
@@ -55,23 +57,33 @@ class AudioFile:
         limits: AudioLimits = DEFAULT_LIMITS,
         name: str = "audio",
         isolate: bool = False,
+        span: tuple[float | None, float | None] = (None, None),
     ):
         """Raises AudioError for a file that is empty or too large, OSError for one that is not
         there.
         """
-        self.name, self.limits, self.isolate = name, limits, isolate
+        self.name, self.limits, self.isolate, self.span = name, limits, isolate, span
         self.file = MediaFile(source)
         check_bytes(self.file.bytes, limits, name)
 
     @property
     def sha256(self) -> str:
-        return self.file.sha256
+        if self.span == (None, None):
+            return self.file.sha256
+        return hashlib.sha256(f"{self.file.sha256} {self.span}".encode()).hexdigest()
 
     def audio(self, rate: int) -> Audio:
         with self._opened() as reader:
             blocks = list(resampled(reader.blocks(), reader.rate, rate))
             samples = np.concatenate(blocks) if len(blocks) != 1 else blocks[0]
-            return Audio(_finite(samples, self.name), rate, reader.facts)
+            start, end = (None if at is None else round(at * rate) for at in self.span)
+            heard = samples[start:end]
+            if not len(heard):
+                raise AudioError(
+                    f"{self.name}: found {len(samples) / rate:.1f} s of sound, none of it between "
+                    f"{self.span[0] or 0:g} and {self.span[1] or len(samples) / rate:g} s"
+                )
+            return Audio(_finite(heard, self.name), rate, reader.facts)
 
     def check(self) -> AudioFacts:
         with self._opened() as reader:

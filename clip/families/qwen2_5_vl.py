@@ -30,6 +30,7 @@ from mtmd.clip.marks import CAPITALS, Marks, marks_of_template, read_marks
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.resolution.smart_resize import DynamicResolution, gguf_dynamic, read_dynamic
 from mtmd.clip.video.pairs import EACH_FRAME, PairedFrames, Seconds, read_each_frame
+from mtmd.clip.video.sound import Chunks
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import Rotary
@@ -334,10 +335,21 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
             ),
             # Omni's processor has limits of its own, and none of the settings' for frames
             limits=EACH_FRAME if hears else None,
+            sound=_sound(top) if hears else None,
         ),
         marks=marks,
         hears=hears,
     )
+
+
+def _sound(top: Settings) -> Chunks:
+    seconds, each = top.number("seconds_per_chunk", 2), top.number("position_id_per_seconds", 25)
+    if not 1 <= seconds * each < MAX_WIDTH:
+        raise ModelError(
+            f"{top.where}: seconds_per_chunk is {seconds:g}, expected one position at least, of "
+            f"which there are {each:g} a second"
+        )
+    return Chunks(int(seconds * each))
 
 
 def _names(name: str) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ from mtmd.clip.video.pairs import (
     read_share,
 )
 from mtmd.clip.video.rules import FirstToLast, FrameRule
+from mtmd.clip.video.sound import ByTime
 from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
@@ -317,6 +318,7 @@ def read(top: Settings, image: Settings) -> Qwen3Vision:
             token=marks.video,
             clock=Seconds(top.number("position_id_per_seconds", 25)),
             limits=CLIP_PIXELS,  # a frame's; the settings' are those of pictures
+            sound=ByTime(),
         )
         if hears
         else _read_video(image.part("video_processor"), patch, merge, marks),

@@ -255,7 +255,14 @@ class Container:
             seconds = frames / fps
         width, height = self._shape.upright
         return VideoFacts(
-            frames, fps, seconds, width, height, self._codec, tuple(self._notes(first))
+            frames,
+            fps,
+            seconds,
+            width,
+            height,
+            self._codec,
+            tuple(self._notes(first)),
+            any(s.codec_context is not None for s in self._container.streams.audio),
         )
 
     def _stated_seconds(self) -> float:

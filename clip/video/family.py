@@ -17,6 +17,7 @@ from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.video.rules import UNKNOWN_FPS, FrameRule
+from mtmd.clip.video.sound import SoundOrder
 from mtmd.clip.video.video import Video
 
 
@@ -61,6 +62,12 @@ class VideoFamily(Protocol):
         """The token whose place the frames' embeddings take."""
 
     @property
+    def sound(self) -> SoundOrder | None:
+        """Return how frames and sound take turns; None for a model that hears no sound of
+        videos.
+        """
+
+    @property
     def rule(self) -> FrameRule:
         """Return which frames are taken."""
 
@@ -88,10 +95,10 @@ class VideoFamily(Protocol):
         other text, times among it, may stand between them.
         """
 
-    def positions(self, video: Video, shape: ClipShape) -> tuple[int, ...] | None:
+    def times(self, video: Video, shape: ClipShape) -> tuple[float, ...] | None:
         """Return, for a decoder that knows the time of a group by its position, how far that is
-        behind the first group's, whose rows and columns all share. None where groups are laid out
-        one after another, as pictures are.
+        behind the first group's, whose rows and columns all share; positions are these rounded
+        down. None where groups are laid out one after another, as pictures are.
         """
 
 

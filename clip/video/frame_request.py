@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from mtmd.base.errors import OptionError
-from mtmd.base.options import Kind, check_options, option, ranged, whole
+from mtmd.base.options import FLAG, Kind, check_options, option, ranged, whole
 
 FPS_MIN, FPS_MAX = 1e-6, 240.0
 
@@ -29,8 +29,8 @@ def _time(name: str, value: float) -> float:
 
 @dataclass(frozen=True)
 class FrameRequest:
-    """Selection of the frames that are seen; None leaves it to the model's own rule. Checked by
-    `check_request`.
+    """Selection of the frames that are seen, and whether their sound is heard; None leaves it to
+    the model's own rule. Checked by `check_request`.
     """
 
     fps: float | None = option(
@@ -58,6 +58,9 @@ class FrameRequest:
         "leave out what is after",
         flag="--to",
         dest="end",
+    )
+    no_sound: bool = option(
+        False, FLAG, "leave out the sound of videos, which some models hear with the frames"
     )
 
 

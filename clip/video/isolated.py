@@ -225,7 +225,8 @@ def _facts(reported: dict[str, Any]) -> VideoFacts:
     width, height = int(reported["width"]), int(reported["height"])
     if frames < 1 or min(width, height) < 1 or not 0 < fps < inf or not 0 <= seconds < inf:
         raise ValueError
-    return VideoFacts(frames, fps, seconds, width, height, str(reported["codec"])[:32], notes)
+    codec, has_sound = str(reported["codec"])[:32], reported["has_sound"] is True
+    return VideoFacts(frames, fps, seconds, width, height, codec, notes, has_sound)
 
 
 def _reported_part(reader: Reader, start: float | None, end: float | None) -> dict[str, Any]:

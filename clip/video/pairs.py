@@ -21,6 +21,7 @@ from mtmd.clip.resolution.smart_resize import smart_resize
 from mtmd.clip.token_budget import DEFAULT_BUDGET, LOW_TOKENS, Budget
 from mtmd.clip.video.family import ClipShape, Run, Write, taken_fps, tile_of_frames
 from mtmd.clip.video.rules import FrameRule, WholeGroups
+from mtmd.clip.video.sound import SoundOrder
 from mtmd.clip.video.video import Video
 from mtmd.kernels.checkpoint.settings import Settings
 
@@ -41,7 +42,7 @@ class Limits(Protocol):
 class Clock(Protocol):
     """The time of groups as positions."""
 
-    def __call__(self, video: Video, groups: int) -> tuple[int, ...]:
+    def __call__(self, video: Video, groups: int) -> tuple[float, ...]:
         """Return how far each group is behind the first."""
 
 
@@ -51,11 +52,11 @@ class Seconds:
 
     each: float
 
-    def __call__(self, video: Video, groups: int) -> tuple[int, ...]:
+    def __call__(self, video: Video, groups: int) -> tuple[float, ...]:
         """Compute in fp32, as the reference does."""
         interval = np.float32(self.each) * np.float32(FRAMES / taken_fps(video))
         times = np.arange(groups).astype(np.float32) * interval
-        return tuple(int(time) for time in times)
+        return tuple(float(time) for time in times)
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ class PairedFrames:
     token: str
     write: Write
     clock: Clock | None = None
+    sound: SoundOrder | None = None
 
     def shape(
         self, width: int, height: int, frames: int, budget: Budget = DEFAULT_BUDGET
@@ -163,7 +165,7 @@ class PairedFrames:
     def prompt(self, video: Video, shape: ClipShape) -> str:
         return self.write(video, shape)
 
-    def positions(self, video: Video, shape: ClipShape) -> tuple[int, ...] | None:
+    def times(self, video: Video, shape: ClipShape) -> tuple[float, ...] | None:
         return None if self.clock is None else self.clock(video, shape.groups)
 
 
@@ -226,6 +228,7 @@ def read_each_frame(
     token: str,
     clock: Clock,
     limits: tuple[int, int] | None = None,
+    sound: SoundOrder | None = None,
 ) -> PairedFrames:
     """Pairs within limits of pixels for each frame, in one run of tokens whose time is a position
     (transformers' Qwen2VLVideoProcessor). Its settings need not say how many frames a second are
@@ -251,4 +254,5 @@ def read_each_frame(
         token=token,
         write=Run(token),
         clock=clock,
+        sound=sound,
     )

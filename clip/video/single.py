@@ -104,5 +104,7 @@ class SingleFrames:
     def prompt(self, video: Video, shape: ClipShape) -> str:
         return self.write(video, shape)
 
-    def positions(self, video: Video, shape: ClipShape) -> None:  # noqa: ARG002
+    sound = None
+
+    def times(self, video: Video, shape: ClipShape) -> None:  # noqa: ARG002
         return None

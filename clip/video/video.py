@@ -19,6 +19,7 @@ class VideoFacts:
         width, height: of a frame as it is shown (rotation applied), in px.
         codec: short name, "h264"; "arrays" where the caller gave frames.
         notes: what a user should know: "10 bit, shown as 8", "timestamps missing, taken from fps".
+        has_sound: whether it has an audio track.
     """
 
     frames: int
@@ -28,6 +29,7 @@ class VideoFacts:
     height: int
     codec: str = "arrays"
     notes: tuple[str, ...] = ()
+    has_sound: bool = False
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,13 @@ class Span:
     attention), from this one on to as many of them as `real` says, the others being padding.
     `grid` (rows, columns): its tokens lie on a grid and have a row and a column of their own as
     positions, beside a time that they share. `later`: of a later part of a clip, how far its time
-    is behind that of the clip's first part, where its rows and columns begin too; None for all
-    else. `number`: of a picture on a grid whose tokens keep their places as times, and whose rows
-    and columns begin at 0; which picture of the conversation it is. `positions` int64 [4, T] (time,
-    row, column, number) are set by `lay_out`. `content` names what
-    the embeddings show, and `offset` the place of the first among all of it, so that what was read
-    once is known again; empty where nobody knows.
+    is behind that of the clip's first part, where its rows and columns begin too; without a grid,
+    of sound, how far its first token is; None for all else. `number`: of a picture on a grid whose
+    tokens keep their places as times, and whose rows and columns begin at 0; which picture of the
+    conversation it is. `positions` int64 [4, T] (time, row, column, number) are set by `lay_out`.
+    `content` names what the embeddings show, and `offset` the place of the first among all of it,
+    so that what was read once is known again; empty where nobody knows. `repeats`: its first token
+    has the position of the token before it.
     """
 
     tokens: tuple[int, ...]
@@ -44,6 +45,7 @@ class Span:
     joins: bool = False
     number: int | None = None
     real: int | None = None
+    repeats: bool = False
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -134,8 +136,9 @@ def lay_out(spans: Sequence[Span], position: int) -> tuple[list[Span], int]:
         if span.positions is not None:
             positions = span.positions
         elif span.grid is None:
+            start = position - span.repeats if span.later is None else began + span.later
             positions = np.broadcast_to(
-                np.arange(position, position + len(span), dtype=np.int64), (AXES, len(span))
+                np.arange(start, start + len(span), dtype=np.int64), (AXES, len(span))
             )
         else:
             rows, columns = span.grid
@@ -150,7 +153,10 @@ def lay_out(spans: Sequence[Span], position: int) -> tuple[list[Span], int]:
                 times = same + (span.later or 0)
                 positions = began + np.stack((times, cell // columns, cell % columns, same))
         located.append(replace(span, grid=None, positions=positions))
-        position = max(position, int(positions[:3].max()) + 1) if len(span) else position
+        if len(span):
+            behind = int(positions[:3].max()) + 1
+            # What follows a clip is behind its last part, sound that ends early among them.
+            position = behind if span.later is not None else max(position, behind)
     return located, position
 
 

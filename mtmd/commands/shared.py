@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mtmd.base.options import options_of
+from mtmd.base.options import defaults_of, options_of
 from mtmd.clip.video.frame_request import FrameRequest, check_request
 from mtmd.commands.arguments import add_options, options_in
 from mtmd.commands.completion import offers, offers_models
@@ -243,16 +243,16 @@ def with_frames_chosen(images: Sequence[Any], args: argparse.Namespace) -> list[
     """The videos among `images` with what was asked for. Raises OptionError, also where something
     was asked for and there is none.
     """
-    chosen = options_in(args, FrameRequest)
-    if all(value is None for value in chosen.values()):
+    chosen, usual = options_in(args, FrameRequest), defaults_of(FrameRequest)
+    given = [name for name, value in chosen.items() if value not in (None, usual[name])]
+    if not given:
         return list(images)
     from mtmd.base.errors import OptionError
     from mtmd.prompt.video_input import VideoInput, is_video
 
     made = [VideoInput(one, **chosen) if is_video(one) else one for one in images]
     if not any(isinstance(one, VideoInput) for one in made):
-        given = next(name for name, value in chosen.items() if value is not None)
-        raise OptionError(f"{given}: found no video, expected one to ask about")
+        raise OptionError(f"{given[0]}: found no video, expected one to ask about")
     return made
 
 

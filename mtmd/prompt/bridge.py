@@ -41,13 +41,14 @@ from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.resolution.resolution import AmongSeveral, ImagePlan, closed
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.video.family import ClipShape, VideoFamily
+from mtmd.clip.video.sound import Piece as SoundPiece
 from mtmd.clip.video.video import Video
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 from mtmd.loaded.fitting.needed_memory import CACHE_BYTES
 from mtmd.loaded.memory_admission import Admission
 from mtmd.prompt.embedding_cache import EmbeddingCache, Key
-from mtmd.prompt.pieces import Part, Piece, pieces_of
+from mtmd.prompt.pieces import Part, Piece, pieces_of, with_shared_marks
 from mtmd.receipt import AudioReceipt, ImageReceipt
 
 
@@ -94,14 +95,17 @@ class Prepared(Encodable):
 @dataclass(frozen=True, eq=False)
 class PreparedVideo:
     """A video ready to be encoded: its groups of frames in order, and the text that stands for it.
-    `positions` as `VideoFamily.positions` gives them. `video` has its frames no more.
+    `times` as `VideoFamily.times` gives them. `video` has its frames no more. `sound` is heard with
+    the frames, in `order`.
     """
 
     video: Video
     shape: ClipShape
     groups: tuple[Prepared, ...]
     text: str
-    positions: tuple[int, ...] | None = None
+    times: tuple[float, ...] | None = None
+    sound: PreparedAudio | None = None
+    order: tuple[SoundPiece, ...] = ()
 
     @property
     def cached_groups(self) -> int:
@@ -242,8 +246,30 @@ class Bridge:
             shape,
             tuple(groups),
             family.prompt(video, shape),
-            family.positions(video, shape),
+            family.times(video, shape),
         )
+
+    @property
+    def hears_videos(self) -> bool:
+        """Return whether the model hears the sound of videos with their frames."""
+        video = self.video
+        return self.audio_encoder is not None and video is not None and video.sound is not None
+
+    def with_sound(self, video: PreparedVideo, sound: PreparedAudio) -> PreparedVideo:
+        """A video with its sound, for a model that hears both (`hears_videos`)."""
+        family, encoder = self.video, self.audio_encoder
+        assert family is not None and family.sound is not None and encoder is not None
+        order = tuple(family.sound(video.times or (), sound.plan.tokens))
+        token = encoder.family.token
+        before, _, after = encoder.family.marker.partition(token)
+        runs = (
+            family.token * video.groups[one].plan.tokens
+            if isinstance(one, int)
+            else token * (one[1] - one[0])
+            for one in order
+        )
+        text = "".join((before, *runs, after))
+        return replace(video, text=text, sound=sound, order=order)
 
     def _group(
         self,
@@ -359,7 +385,19 @@ class Bridge:
         if isinstance(family, RewritesPrompt):
             text = family.rewritten(text)
         tokens = {self.tokenizer.id(token) for token in self.tokens}
-        return pieces_of(self.tokenizer.encode_prompt(text), tokens, _parts(shown))
+        pieces = pieces_of(self.tokenizer.encode_prompt(text), tokens, _parts(shown))
+        first = 0
+        for one in shown:
+            count = len(flat([one]))
+            if isinstance(one, PreparedVideo) and one.sound and self._shares_marks:
+                pieces = with_shared_marks(pieces, range(first, first + count))
+            first += count
+        return pieces
+
+    @property
+    def _shares_marks(self) -> bool:
+        sound = None if self.video is None else self.video.sound
+        return sound is not None and sound.shares
 
     @property
     def _markers(self) -> dict[str, type]:
@@ -406,7 +444,8 @@ class Bridge:
         spans = []
         for piece in pieces:
             if piece.picture is None:
-                spans += self._marked(piece.tokens) if prepared else [Span(piece.tokens)]
+                made = self._marked(piece.tokens) if prepared else [Span(piece.tokens)]
+                spans += [replace(made[0], repeats=piece.repeats), *made[1:]]
                 continue
             shown = prepared[piece.picture]
             encoder = self.encoder_of(shown)
@@ -455,23 +494,37 @@ class Bridge:
 
 
 def flat(shown: Sequence[Shown]) -> list[Single]:
-    """Return what is to be encoded: pictures, the groups of videos, and audio, in order."""
+    """Return what is to be encoded: pictures, the groups of videos, the sound of each behind them,
+    and audio, in order.
+    """
     result: list[Single] = []
     for one in shown:
-        result += one.groups if isinstance(one, PreparedVideo) else (one,)
+        if isinstance(one, PreparedVideo):
+            result += [*one.groups, *([one.sound] if one.sound else [])]
+        else:
+            result.append(one)
     return result
 
 
 def _parts(shown: Sequence[Shown]) -> list[Part]:
-    """Do what `flat` does, with how much later each is than the first of its clip."""
-    parts = []
+    """Return what runs of tokens show, in the order of the prompt, with how much later each is than
+    the first of its clip; counted as `flat` does.
+    """
+    parts: list[Part] = []
+    first = 0
     for one in shown:
-        if isinstance(one, PreparedVideo):
-            later = (None, *(one.positions or ())[1:])
-            parts += [
-                Part(group.plan, later[i] if one.positions else None)
-                for i, group in enumerate(one.groups)
-            ]
-        else:
-            parts.append(Part(one.plan))
+        if not isinstance(one, PreparedVideo):
+            parts.append(Part(first, one.plan))
+            first += 1
+            continue
+        times = one.times and [int(time) for time in one.times]
+        for each in one.order or range(len(one.groups)):
+            if isinstance(each, int):
+                later = times[each] if times and each else None
+                parts.append(Part(first + each, one.groups[each].plan, later))
+            else:
+                assert one.sound is not None
+                number = first + len(one.groups)
+                parts.append(Part(number, one.sound.plan, each[0], *each))
+        first += len(one.groups) + (one.sound is not None)
     return parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mtmd.base.errors import PromptError
 from mtmd.clip.resolution.resolution import WITHOUT_GRID, ImagePlan
@@ -13,7 +13,7 @@ from mtmd.clip.resolution.resolution import WITHOUT_GRID, ImagePlan
 class Piece:
     """A run of the prompt's tokens: text, or image tokens start... of a picture, on a grid where
     the family has one; or those of a group of frames, counted as a picture, `later` as
-    `Span` has it, and so `number`.
+    `Span` has it, and so `number` and `repeats`.
     """
 
     tokens: tuple[int, ...]
@@ -22,6 +22,7 @@ class Piece:
     grid: tuple[int, int] | None = None
     later: int | None = None
     number: int | None = None
+    repeats: bool = False
 
     @property
     def is_text(self) -> bool:
@@ -30,10 +31,19 @@ class Piece:
 
 @dataclass(frozen=True)
 class Part:
-    """Describes what image tokens stand for: a picture, or a group of frames."""
+    """Describes what a run of tokens stands for: picture `number`, counted with groups of frames
+    and audio, or, of audio, its tokens from `start` to `stop`.
+    """
 
+    number: int
     plan: ImagePlan
     later: int | None = None
+    start: int = 0
+    stop: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        return (self.plan.tokens if self.stop is None else self.stop) - self.start
 
 
 def pieces_of(
@@ -53,26 +63,43 @@ def pieces_of(
     return pieces
 
 
+def with_shared_marks(pieces: Sequence[Piece], numbers: Collection[int]) -> list[Piece]:
+    """The pieces with the two marks before the clip of these pictures at one position, and the two
+    behind it.
+    """
+    at = [index for index, piece in enumerate(pieces) if piece.picture in numbers]
+    before, after = pieces[at[0] - 1], pieces[at[-1] + 1]
+    return [
+        *pieces[: at[0] - 1],
+        replace(before, tokens=before.tokens[:-1]),
+        Piece(before.tokens[-1:], repeats=True),
+        *pieces[at[0] : at[-1] + 1],
+        replace(after, tokens=after.tokens[:1]),
+        Piece(after.tokens[1:], repeats=True),
+        *pieces[at[-1] + 2 :],
+    ]
+
+
 class _Pictures:
     """Describes which image tokens of which picture come next."""
 
     def __init__(self, parts: Sequence[Part]):
         self._parts = parts
-        self._picture = self._start = self._grid = 0
+        self._part = self._start = self._grid = 0
 
     def take(self, run: tuple[int, ...]) -> Iterator[Piece]:
         """A run of image tokens in pieces, one for each picture and grid that it shows."""
         while run:
-            if self._picture == len(self._parts):
+            if self._part == len(self._parts):
                 raise PromptError(
                     f"the chat template wrote image tokens for more than {len(self._parts)} "
                     "pictures; "
                     "it does not fit this model"
                 )
-            part = self._parts[self._picture]
+            part = self._parts[self._part]
             plan = part.plan
             grid = plan.grids[self._grid] if plan.grids else None
-            left = plan.tokens - self._start
+            left = part.tokens - self._start
             count = min(len(run), left if grid is None else grid[0] * grid[1])
             if grid is not None and count < grid[0] * grid[1]:
                 raise PromptError(
@@ -80,15 +107,16 @@ class _Pictures:
                     "prompt; "
                     "the tokenizer does not fit this model"
                 )
-            number = self._picture if plan.located and grid != WITHOUT_GRID else None
-            yield Piece(run[:count], self._picture, self._start, grid, part.later, number)
+            number = part.number if plan.located and grid != WITHOUT_GRID else None
+            start = part.start + self._start
+            yield Piece(run[:count], part.number, start, grid, part.later, number)
             run = run[count:]
             self._start, self._grid = self._start + count, self._grid + 1
             if count == left:
-                self._picture, self._start, self._grid = self._picture + 1, 0, 0
+                self._part, self._start, self._grid = self._part + 1, 0, 0
 
     def check_all_taken(self) -> None:
-        if self._picture < len(self._parts):
+        if self._part < len(self._parts):
             raise PromptError(
                 f"the prompt has fewer image tokens than its {len(self._parts)} pictures take; "
                 "the tokenizer does not fit this model"

@@ -66,7 +66,7 @@ class PreparedPrompt:
     images: tuple[Prepared, ...] = ()
     """Those of the `pictures` that are not of a video."""
     audio: tuple[PreparedAudio, ...] = ()
-    """Those of the `pictures` that are audio."""
+    """Those of the `pictures` that are audio, the sound of videos behind all else."""
     inside_thought: bool | None = None
     """Whether it ends inside a thought; None where the answer has none."""
 
@@ -241,7 +241,7 @@ class Prompts:
             tuple(shown),
             tuple(video.receipt for video in videos),
             tuple(images),
-            tuple(audio),
+            (*audio, *(video.sound for video in videos if video.sound)),
             inside,
         )
 

@@ -68,8 +68,9 @@ class VideoInput:
     how many frames there are a second (1 where nothing is said), or `times` the seconds of each.
 
     Of all: `fps` frames a second are seen, `max_frames` at most, those between `start` and `end`
-    seconds; what is None is left to the model's own rule. Raises OptionError for what makes no
-    sense; whether the source is a video is seen when it is read.
+    seconds; what is None is left to the model's own rule. `no_sound`: frames alone, also with a
+    model that hears the sound of videos. Raises OptionError for what makes no sense; whether the
+    source is a video is seen when it is read.
     """
 
     source: VideoSource
@@ -79,6 +80,7 @@ class VideoInput:
     end: float | None = None
     rate: float | None = None
     times: Sequence[float] | None = None
+    no_sound: bool = False
 
     def __post_init__(self) -> None:
         check_request(self.request)
@@ -109,7 +111,10 @@ def request_of(options: Mapping[str, Any]) -> FrameRequest:
         name: None if options.get(name) is None else _number(name, options[name])
         for name in ("fps", "start", "end")
     }
-    request = FrameRequest(max_frames=count, **numbers)
+    no_sound = options.get("no_sound")
+    if no_sound is not None and not isinstance(no_sound, bool):
+        raise OptionError(f"no_sound: found {no_sound!r:.40}, expected true or false")
+    request = FrameRequest(max_frames=count, no_sound=bool(no_sound), **numbers)
     check_request(request)
     return request
 

@@ -12,12 +12,15 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from mtmd.base.cancellation import check_cancelled
+from mtmd.base.errors import AudioError
+from mtmd.clip.audio.recording import AudioFile
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.video.choose import Evenly, chosen
 from mtmd.clip.video.decode import Reader
 from mtmd.clip.video.family import ClipShape
+from mtmd.clip.video.footage import VideoFile
 from mtmd.clip.video.frame_request import FrameRequest
 from mtmd.clip.video.room_for_frames import fitting
 from mtmd.clip.video.video import Part, Video, VideoFacts
@@ -31,6 +34,9 @@ from mtmd.receipt import FrameReceipt, VideoReceipt
 TILE_BYTES = 256 << 20  # that the frames of one video may take when they are ready to be encoded
 LONGEST_TIME = 86400.0  # seconds; the time that is longest to write
 OWN = "as the model's own processor takes videos"
+WITH_SOUND = "with its sound"
+NO_SOUND = "its sound is left out, as requested"
+DEAF = "its sound is not used: the model sees videos without it"
 Chosen: TypeAlias = "tuple[list[int], tuple[str, ...]]"
 """Numbers of frames, and notes on that choice."""
 
@@ -44,6 +50,20 @@ class ShownVideo:
     part: dict[str, str]
     media: list[Shown]
     receipt: VideoReceipt
+    sound: PreparedAudio | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of its frames, and of its sound."""
+        return self.receipt.tokens + (self.sound.plan.tokens if self.sound else 0)
+
+    def with_sound(self, bridge: Bridge, sound: PreparedAudio | None) -> ShownVideo:
+        """The same with the sound that is heard with it, where there is some."""
+        if sound is None:
+            return self
+        (video,) = self.media
+        assert isinstance(video, PreparedVideo)
+        return replace(self, media=[bridge.with_sound(video, sound)], sound=sound)
 
     @property
     def as_picture(self) -> ShownVideo:
@@ -70,6 +90,26 @@ class Videos:
         """Bytes of the videos that were asked about, kept for repeated questions."""
         return self._known.stored_bytes
 
+    def _sound(
+        self, requested: Requested, facts: VideoFacts, part: Part, anew: bool, salt: str
+    ) -> tuple[PreparedAudio | None, str]:
+        """Return the sound of a video, where the model hears that, and a note on it."""
+        footage, request = requested.footage, requested.request
+        if not facts.has_sound or not isinstance(footage, VideoFile):
+            return None, ""
+        if request.no_sound:
+            return None, NO_SOUND
+        if not self._bridge.hears_videos:
+            return None, DEAF
+        is_whole = request.start is None and request.end is None
+        span = (None, None) if is_whole else (part.begins, part.begins + part.seconds)
+        name, isolate = f"sound of {footage.name}", footage.isolate
+        try:
+            recording = AudioFile(footage.file.source, name=name, isolate=isolate, span=span)
+            return self._bridge.prepare_audio(recording, anew, salt), WITH_SOUND
+        except AudioError as error:
+            return None, f"its sound is left out: {error}"
+
     def show(
         self,
         videos: Sequence[Requested],
@@ -88,7 +128,7 @@ class Videos:
         for index, requested in enumerate(videos):
             part = room // (len(videos) - index)
             shown.append(self._show(requested, part, detail, anew, salt, counting))
-            room -= shown[-1].receipt.tokens
+            room -= shown[-1].tokens
         return shown
 
     def _show(
@@ -102,15 +142,21 @@ class Videos:
         met = self._known.met(location, span)
         if met is not None and not anew:
             facts, part = met
-            indices, notes = making.choose(facts, part, requested, room)
+            sound, heard = self._sound(requested, facts, part, anew, salt)
+            left = room - (sound.plan.tokens if sound else 0)
+            indices, notes = making.choose(facts, part, requested, left)
             known = self._known.get((location, making.budget, tuple(indices)))
             again = known and self._again(known, counting)
             if known and again:
                 ms = (time.perf_counter() - clock) * 1e3
-                return making.shown(requested, known.facts, notes, again, ms, True)
+                notes = (*notes, *filter(None, [heard]))
+                made_again = making.shown(requested, known.facts, notes, again, ms, True)
+                return made_again.with_sound(self._bridge, sound)
         with requested.footage.opened() as reader:
             facts, part = reader.facts, reader.part(*span)
-            indices, notes = making.choose(facts, part, requested, room)
+            sound, heard = self._sound(requested, facts, part, anew, salt)
+            left = room - (sound.plan.tokens if sound else 0)
+            indices, notes = making.choose(facts, part, requested, left)
             frames = _Frames(reader, indices)
             try:
                 made = making.made(frames)
@@ -125,7 +171,9 @@ class Videos:
         known = Known(seen, tuple(frames.indices), tuple(frames.times), *made)
         self._known.put(location, span, (facts, part), key, known)
         ms = (time.perf_counter() - clock) * 1e3
-        return making.shown(requested, seen, (), known, ms, False)
+        of_sound = tuple(filter(None, [heard]))
+        shown = making.shown(requested, seen, of_sound, known, ms, False)
+        return shown.with_sound(self._bridge, sound)
 
     def _again(self, known: Known, counting: bool) -> Known | None:
         """Return it with the embeddings of all its parts, or what they are made from; None where

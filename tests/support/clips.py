@@ -137,3 +137,28 @@ def animation(format: str = "GIF", frames: int = 12, seconds: float = 0.25) -> b
         **lossless,
     )
     return file.getvalue()
+
+
+def with_sound(
+    samples: np.ndarray, rate: int, *, frames: int, fps: int, size: tuple[int, int]
+) -> bytes:
+    """An MP4 of numbered frames, and samples [N] as its sound."""
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as out:
+        pictures, sound = out.add_stream("libx264", rate=fps), out.add_stream("aac", rate=rate)
+        pictures.width, pictures.height, pictures.pix_fmt = *size, "yuv420p"
+        sound.layout = "mono"
+        for number in range(frames):
+            frame = av.VideoFrame.from_ndarray(numbered(number, *size), format="rgb24")
+            out.mux(pictures.encode(frame))
+        out.mux(pictures.encode(None))
+        whole = av.AudioFrame.from_ndarray(samples[None].astype(np.float32), "flt", "mono")
+        whole.sample_rate = rate
+        made = sound.codec_context
+        resampler = av.AudioResampler(made.format, "mono", rate, frame_size=made.frame_size)
+        for part in (*resampler.resample(whole), *resampler.resample(None)):
+            out.mux(sound.encode(part))
+        out.mux(sound.encode(None))
+    return file.getvalue()

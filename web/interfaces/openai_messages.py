@@ -72,17 +72,21 @@ class ImageURL(Loose):
 
 
 class FrameChoice(Loose):
-    """Describes which frames of a video are seen; `num_frames` is vLLM's word for `max_frames`."""
+    """Describes which frames of a video are seen, and whether its sound is heard; `num_frames` is
+    vLLM's word for `max_frames`.
+    """
 
     fps: Annotated[FramesPerSecond | None, BeforeValidator(none_for_minus_one)] = None
     max_frames: Frames = None
     num_frames: Frames = None
     start: Seconds | None = None
     end: Seconds | None = None
+    no_sound: bool | None = None
 
     def chosen(self) -> dict[str, Any]:
         frames = self.max_frames or self.num_frames
-        return given(fps=self.fps, start=self.start, end=self.end, max_frames=frames)
+        span = {"start": self.start, "end": self.end}
+        return given(fps=self.fps, max_frames=frames, no_sound=self.no_sound, **span)
 
 
 class VideoURL(FrameChoice):

@@ -91,12 +91,14 @@ class VideoPart(Loose):
     max_frames: FrameCount | None = None
     start: Seconds | None = None
     end: Seconds | None = None
+    no_sound: bool | None = None
 
     def piece(self, location: str) -> Piece:
         url = self.video_url if self.video_url is not None else self.file_id
         if url is None:
             raise _missing(location, "expected a video_url or a file_id", "invalid_video")
-        frames = given(fps=self.fps, max_frames=self.max_frames, start=self.start, end=self.end)
+        span = {"start": self.start, "end": self.end, "no_sound": self.no_sound}
+        frames = given(fps=self.fps, max_frames=self.max_frames, **span)
         return Reference(f"{location}.video_url", url, "video", frames)
 
 

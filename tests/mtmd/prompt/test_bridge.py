@@ -172,7 +172,7 @@ RUNS: dict[
 @pytest.mark.parametrize("case", RUNS)
 def test_runs_of_image_tokens(case: str) -> None:
     plans, tokens, expected = RUNS[case]
-    actual = pieces_of(tokens, {IMAGE}, [Part(plan) for plan in plans])
+    actual = pieces_of(tokens, {IMAGE}, [Part(i, plan) for i, plan in enumerate(plans)])
     assert [(p.picture, p.start, len(p.tokens)) for p in actual] == expected
     assert [t for p in actual for t in p.tokens] == tokens
     assert [p.grid for p in actual if p.picture is not None] == (
@@ -219,7 +219,7 @@ def test_image_tokens_that_do_not_fit(
     plans: list[ImagePlan], tokens: list[int], reported: str
 ) -> None:
     with pytest.raises(PromptError, match=reported):
-        pieces_of(tokens, {IMAGE}, [Part(plan) for plan in plans])
+        pieces_of(tokens, {IMAGE}, [Part(i, plan) for i, plan in enumerate(plans)])
 
 
 def test_a_picture_that_comes_again_does_not_wait_for_one_that_is_over(demo: Model) -> None:
