@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mtmd.base.errors import PromptError
+from mtmd.base.options import defaults_of
 from mtmd.clip.image.decode import Picture
 from mtmd.prompt.audio_input import audio_type, kind_of
 from mtmd.prompt.data_url import data_url
 from mtmd.prompt.load_image import picture_url
 from mtmd.prompt.url_kinds import is_data_url
-from mtmd.prompt.video_input import REQUEST_NAMES, VideoInput, video_type
+from mtmd.prompt.video_input import FrameRequest, VideoInput, video_type
 
 _TEXT = ("text", "input_text", "output_text")  # the last two: OpenAI's Responses
 _FILES = ("file", "input_file")  # of OpenAI's chat and of its Responses
@@ -88,7 +89,9 @@ def _in_json(part: Any, url_of: Callable[[Picture], str]) -> Any:
     source = part.get(kind) if kind in _OWN else None
     alongside: dict[str, Any] = {}
     if isinstance(source, VideoInput) and isinstance(source.source, (*_BYTES, str, os.PathLike)):
-        alongside = {name: getattr(source, name) for name in REQUEST_NAMES}
+        usual = defaults_of(FrameRequest)
+        given = {name: getattr(source, name) for name in usual}
+        alongside = {name: value for name, value in given.items() if value != usual[name]}
         source = source.source
     if isinstance(source, Picture):
         source = url_of(source)
@@ -100,7 +103,7 @@ def _in_json(part: Any, url_of: Callable[[Picture], str]) -> Any:
         source = os.fsdecode(source)
     else:
         return part
-    return {**part, **{k: v for k, v in alongside.items() if v is not None}, kind: source}
+    return {**part, **alongside, kind: source}
 
 
 def _with_images(message: Any) -> Any:

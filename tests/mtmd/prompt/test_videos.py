@@ -126,7 +126,7 @@ def test_times_that_are_long_to_write_have_room() -> None:
         prompt=lambda video, _: "".join(f"<{t:.1f} s>@" for t in video.times),
     )
     tokenizer = SimpleNamespace(encode=list)
-    bridge = SimpleNamespace(video=family, tokenizer=tokenizer, number=lambda _: "")
+    bridge = SimpleNamespace(video=family, tokenizer=tokenizer, number=lambda _, **__: "")
     loaded = SimpleNamespace(runner=SimpleNamespace(context=999), limits=DEFAULT_BUDGET)
     times = [100_000.0 + n for n in range(40)]
     given = GivenFrames([numbered(0)] * 40, times)
