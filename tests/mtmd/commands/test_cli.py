@@ -252,7 +252,8 @@ def options_of(verb: str) -> set[str]:
     }
 
 
-VIDEOS = {"--fps", "--max-frames", "--from", "--to"}  # tests/mtmd/prompt/test_videos.py
+# tests/mtmd/prompt/test_videos.py, tests/families/test_sound_of_videos.py
+VIDEOS = {"--fps", "--max-frames", "--from", "--to", "--no-sound"}
 # tests/mtmd/ranks, tests/mtmd/loaded/fitting
 RANKS = {"--tp", "--tensor-split", "--no-kv-offload", "--split", "--fit"}
 LORA = {"--lora", "--adapter"}  # tests/mtmd/checkpoint/test_adapters.py, tests/families
