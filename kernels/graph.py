@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Any, Protocol
 
@@ -45,12 +46,7 @@ class Type:
 
     @staticmethod
     def contiguous(shape: Iterable[int], dtype: torch.dtype) -> Type:
-        shape = tuple(shape)
-        strides, step = [], 1
-        for size in reversed(shape):
-            strides.append(step)
-            step *= max(size, 1)
-        return Type(shape, dtype, tuple(reversed(strides)))
+        return _contiguous(tuple(shape), dtype)
 
     @property
     def count(self) -> int:
@@ -70,6 +66,15 @@ class Type:
 
     def __str__(self) -> str:
         return f"{name_of(self.dtype)} {list(self.shape)}"
+
+
+@lru_cache(maxsize=4096)
+def _contiguous(shape: Shape, dtype: torch.dtype) -> Type:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return Type(shape, dtype, tuple(reversed(strides)))
 
 
 class WeightSource(Protocol):

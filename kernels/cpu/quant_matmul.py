@@ -25,8 +25,6 @@ from mtmd.kernels.quantization.blocks import NATIVE
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # Rows of x up to which the native products are faster than panels; measured on AVX-512
 FEW = 24
-# Rows of x up to which tiles of integers are, by the groups of 32 numbers, each of which is a tile
-TILED = {1: 48, 2: 31}
 LAID_OUT = 64  # tiles of x that a thread lays out at a time
 # Values of a weight that a thread needs to have to be worth waking up, about 50 us
 SHARE_VALUES = 1 << 18
@@ -95,11 +93,8 @@ def _by_product(rows: int, width: int, quant: str) -> bool:
 
 def _by_tiles(quant: str, rows: int, outer: int, width: int, dtype: torch.dtype) -> bool:
     from mtmd.kernels.cpu.tiled import few_rows
-    from mtmd.kernels.cpu.tiled.codes import FORMS
 
-    return rows <= TILED[FORMS[quant].groups] and few_rows.takes(
-        quant, rows, outer, width, TYPES[dtype]
-    )
+    return few_rows.pays(quant, rows, outer, width, TYPES[dtype])
 
 
 def _tiled(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -27,37 +28,39 @@ UNITS = 8  # for each thread, at least, where rows suffice
 ANYWHERE = 1 << 40  # a window that leaves nothing out
 
 
-def rejects(
-    q: Type,
-    k: Type,
-    v: Type,
-    mask: Type | None = None,
-    bounds: Type | None = None,  # noqa: ARG001
-    *,
-    scale: float,  # noqa: ARG001
-    causal: bool = False,  # noqa: ARG001
-    window: int | None = None,  # noqa: ARG001
-    softcap: float | None = None,  # noqa: ARG001
-    mask_capped: bool = False,  # noqa: ARG001
-) -> str | None:
-    """None if the kernel supports tensors of these types, else why not."""
-    if q.dtype not in TYPES or v.dtype != q.dtype:
+def unfit(q: Type, k: Type, v: Type, mask: Type | None = None) -> str | None:
+    """None if the machine code supports tensors of these types, else why not."""
+    if q.dtype not in TYPES or v.dtype != q.dtype or k.dtype != q.dtype:
         return f"q is {name_of(q.dtype)}, v {name_of(v.dtype)}; the kernel supports fp32 or bf16"
     if mask is not None and mask.dtype not in TYPES:
         return f"mask is {name_of(mask.dtype)}; the kernel supports fp32 or bf16"
     size = max(q.shape[3], v.shape[3])
     if size > MAX_SIZE or min(q.shape[3], v.shape[3]) == 0:
         return f"heads of {q.shape[3]} and {v.shape[3]}; the kernel supports 1 to {MAX_SIZE}"
+    from mtmd.kernels.cpu.tiled.cpu import host_form
+
+    if host_form(TYPES[q.dtype]) is None:
+        return "the CPU has neither AVX2 nor AVX-512"
+    return None
+
+
+def rejects(
+    q: Type,
+    k: Type,
+    v: Type,
+    mask: Type | None = None,
+    bounds: Type | None = None,  # noqa: ARG001
+    **attrs: object,  # noqa: ARG001
+) -> str | None:
+    """None if the kernel is for tensors of these types, else why not."""
+    if reason := unfit(q, k, v, mask):
+        return reason
     (_, rows, heads, _), (keys, groups) = q.shape, k.shape[1:3]
     if rows * heads < FEWEST_ROWS * groups:
         return f"{rows * heads // groups} rows a head of keys; the kernel is for {FEWEST_ROWS} on"
     work = prod(q.shape) * keys
     if work < WORTH:
         return f"{work / 1e6:.1f} million products; the kernel is for {WORTH / 1e6:.0f} on"
-    from mtmd.kernels.cpu.tiled.cpu import host_form
-
-    if host_form(TYPES[q.dtype]) is None:
-        return "the CPU has neither AVX2 nor AVX-512"
     return None
 
 
@@ -75,18 +78,12 @@ def tiled_attention(
     mask_capped: bool = False,
 ) -> Tensor:
     """The `attention` op: q [B, T, H, K], k [B, S, G, K], v [B, S, G, V] -> [B, T, H, V]"""
-    from mtmd.kernels.cpu.native.compile import compile_kernel
-    from mtmd.kernels.cpu.tiled import flash, team
+    from mtmd.kernels.cpu.tiled import team
 
     q, k, v = (_dense(x) for x in (q, k, v))
-    batch, tokens, heads, size = q.shape
+    batch, tokens, heads, _ = q.shape
     keys, groups, value = k.shape[1], k.shape[2], v.shape[3]
     out = new_result(batch, tokens, heads, value, dtype=v.dtype)
-    added = None if mask is None else mask.dtype
-    form = _form(q.dtype, size, value, added, softcap, scale, mask_capped)
-    each = _each(batch, tokens, heads, groups)
-    blocks = -(-tokens // each)
-    locations, bytes_ = form.locations(each * (heads // groups))
     args = [n for x in (q, k, v, out) for n in (x.data_ptr(), *x.stride()[:3])]
     if mask is None:
         args += [0] * 4
@@ -99,11 +96,64 @@ def tiled_attention(
     else:
         bounds = bounds.contiguous()
         args += [bounds.data_ptr(), tokens * 2 if bounds.ndim == 3 else 0]
-    args += [tokens, keys, groups, heads // groups, each, blocks, _bits(scale)]
-    args += [_bits(softcap or 0.0), ANYWHERE if window is None else window, int(causal)]
-    address = compile_kernel(flash.emit_flash, form)
-    team.run(address, [*args, *locations.values()], batch * groups * blocks, 1, bytes_)
+    args.append(0)  # no pages
+    form = _form(
+        q.dtype,
+        q.shape[3],
+        value,
+        None if mask is None else mask.dtype,
+        softcap,
+        scale,
+        mask_capped,
+    )
+    made = call(form, batch, tokens, keys, heads, groups, scale, softcap, window, causal)
+    team.run(made.address, [*args, *made.sizes], made.units, 1, made.scratch)
     return out
+
+
+@dataclass(frozen=True)
+class Call:
+    """Attention as a kernel with its units: `sizes` are its arguments from TOKENS on."""
+
+    address: int
+    sizes: tuple[int, ...]
+    units: int
+    scratch: int
+
+
+def call(
+    form: Form,
+    batch: int,
+    tokens: int,
+    keys: int,
+    heads: int,
+    groups: int,
+    scale: float,
+    softcap: float | None = None,
+    window: int | None = None,
+    causal: bool = False,
+) -> Call:
+    """Attention of a form and of these sizes."""
+    from mtmd.kernels.cpu.native.compile import compile_kernel
+    from mtmd.kernels.cpu.tiled.flash import emit_flash
+
+    each = _each(batch, tokens, heads, groups)
+    blocks = -(-tokens // each)
+    locations, bytes_ = form.locations(each * (heads // groups))
+    sizes = (tokens, keys, groups, heads // groups, each, blocks, _bits(scale))
+    limits = _bits(softcap or 0.0), ANYWHERE if window is None else window, int(causal)
+    return Call(
+        compile_kernel(emit_flash, form),
+        (*sizes, *limits, *locations.values()),
+        batch * groups * blocks,
+        bytes_,
+    )
+
+
+def form_of(q: Type, v: Type, mask: Type | None, softcap: float | None, scale: float) -> Form:
+    """The form of attention of tensors of these types."""
+    added = None if mask is None else mask.dtype
+    return _form(q.dtype, q.shape[3], v.shape[3], added, softcap, scale)
 
 
 def workspace(

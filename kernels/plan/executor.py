@@ -23,14 +23,13 @@ from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.graph_replay import Replay, why_not
 from mtmd.kernels.plan.row_blocks import Chain
 from mtmd.kernels.plan.scheduler import Plan
+from mtmd.kernels.plan.steps import LONG_S, SLOWEST
 from mtmd.kernels.resources.result_memory import ResultMemory, new_result
 
 if TYPE_CHECKING:
     from mtmd.kernels.plan.native_run import NativePlan
     from mtmd.kernels.plan.thread_choice import ThreadChoice
 
-SLOWEST = 1e9  # FLOP/s: a node that takes longer hangs
-LONG_S = 10.0  # nodes that may take longer at this rate say so
 T = TypeVar("T")
 Observer = Callable[[Node, Tensor, list[Tensor | None]], None]
 

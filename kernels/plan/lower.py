@@ -3,10 +3,17 @@
 Steps are taken in their order. Those that a rule here takes become instructions of a program; each
 run of them is one, and between programs the other steps are called as ever. Values keep the types
 of their nodes. Every value has memory of its own in the run's arena: nothing is written twice in a
-run (`program` says why). Views cost nothing, only other strides. Some nodes vanish into others:
+run (`program` says why). Views cost nothing, only other strides.
+
+A plan of many rows, as of a prompt, is wide: its products and its attention are those of `tiled`,
+its values are large, so that memory is used again as soon as nobody reads what is in it, and no
+instruction is done twice; and it is cut into several programs, between which a run can be ended.
+
+Some nodes vanish into others:
 
 - `gather_pages` into the attention that reads it: pages are read where they lie
 - an `add` into the product before it
+- of a wide plan, the products of which an activation has one and multiplies by the other
 """
 
 from __future__ import annotations
@@ -14,33 +21,41 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from mtmd.kernels.cpu import tiled_attention
 from mtmd.kernels.cpu.native import attention, kv_rows, products, recurrent, rows
 from mtmd.kernels.cpu.native import experts as experts_
 from mtmd.kernels.cpu.native.compile import compile_kernel, compiler, not_compiling
 from mtmd.kernels.cpu.native.decode import rows_of
 from mtmd.kernels.cpu.native.pool import shared_pool
-from mtmd.kernels.cpu.native.program import Instruction, Pointer, Program
-from mtmd.kernels.cpu.tiled import few_rows
+from mtmd.kernels.cpu.native.program import Instruction, Pointer, Program, scratch_bytes
+from mtmd.kernels.cpu.tiled import few_rows, many_rows
+from mtmd.kernels.cpu.tiled.activation import emit_activation
+from mtmd.kernels.cpu.tiled.codes import FORMS
+from mtmd.kernels.cpu.tiled.cpu import host_form
 from mtmd.kernels.graph import Node, Type
+from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.moe import Routing
-from mtmd.kernels.plan.steps import NativeFacts, Step
+from mtmd.kernels.plan.arena import ARENA, Arena, StepUse, packed
+from mtmd.kernels.plan.steps import LONG_S, SLOWEST, NativeFacts, Step
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # Tokens whose attention is summed up in the same order however many of them there are, so that an
 # answer is the same to the last bit with tokens proposed and without.
 ALIKE = 8
 TOGETHER = 16  # heads that one unit of attention computes, of a group that is alone
-MAX_ROWS = 16  # of a product: with more, torch's products are faster
+MAX_ROWS = 16  # of a product of a plan that is not wide
+SHARE = 1 << 22  # products that a thread needs to have to take a part of one of many rows
+WIDE_FLOPS = LONG_S * SLOWEST  # of a wide program, unless one node has more: 10 ms on two cores
+GATED = ("gelu_mul", "silu_mul")
+TORCHS = 0.1  # of the products of many rows that may be torch's, between programs
 WORTH = 4096  # values of a chunk, at least, of a kernel that does little with each: about 1 us
-ALIGN = 64
-ARENA = 0  # the root of a run's own memory
 
 Location: TypeAlias = "int | Pointer"
 """An address that is known, or one in a run's memory."""
@@ -57,6 +72,7 @@ class Lowered:
 
     parts: list[Program | int] = field(default_factory=list)  # int: the number of a step
     arena: int = 0
+    scratch: int = 0  # of each thread
     leaves: dict[Node, int] = field(default_factory=dict)  # inputs: their roots
     made: dict[Node, int] = field(default_factory=dict)  # by steps: their roots
     results: dict[int, Type] = field(default_factory=dict)  # of outputs, by root
@@ -66,6 +82,8 @@ class Lowered:
     roots: int = 1
     native: int = 0
     refused: dict[Node, str] = field(default_factory=dict)
+    wide: bool = False
+    flops: dict[int, float] = field(default_factory=dict)  # of parts of a wide plan
     saved: list[Any] = field(default_factory=list)  # whose addresses are in the programs
 
 
@@ -90,15 +108,22 @@ class StepFacts:
 
 
 def worth(steps: Sequence[Step]) -> str | None:
-    """Why a plan is better run as it is; None for one of few rows behind a cache."""
+    """Why a plan is better run as it is; None where it works behind a cache."""
     if not any(s.node.op in ("kv_store", "state_store") for s in steps):
         return "no step of decoding"
-    for step in steps:
-        if step.node.op == "matmul" and (x := step.inputs[0]) is not None:
-            count = x.type.count // x.shape[-1]
-            if count > MAX_ROWS:
-                return f"{count} rows, more than {MAX_ROWS}"
+    wide = [s for s in steps if s.node.op == "matmul" and rows_of_product(s.inputs) > MAX_ROWS]
+    others = [s for s in wide if _rejects_many(s.node, s.inputs) is not None]
+    all_, torchs = (sum(OPS["matmul"].flops(s.node) for s in some) for some in (wide, others))
+    if torchs > TORCHS * all_:
+        reason = _rejects_many(others[0].node, others[0].inputs)
+        return f"{rows_of_product(others[0].inputs)} rows, more than {MAX_ROWS}: {reason}"
     return None
+
+
+def rows_of_product(inputs: Sequence[Node | None]) -> int:
+    """Rows of its first operand."""
+    x = inputs[0]
+    return 0 if x is None else x.type.count // x.shape[-1]
 
 
 def foresee(
@@ -127,7 +152,7 @@ def foresee(
     if len(programs) < len(lowered.parts):
         return text, None
     inputs = sum(n.type.bytes for n in lowered.leaves if not n.attrs.get("state"))
-    frames = sum(p.frame_bytes(threads) for p in programs)
+    frames = sum(p.frame_bytes for p in programs) + scratch_bytes(lowered.scratch, threads)
     return text, inputs + lowered.arena + sum(t.bytes for t in lowered.results.values()) + frames
 
 
@@ -147,8 +172,15 @@ class Lowering:
                     self.users.setdefault(node, []).append(step.node)
         self.taken: set[Node] = set()
         self.vanished: set[Node] = set()
+        self.joined: set[Node] = set()  # activations that are part of their products
+        self.parts: list[list[Instruction] | int] = []
         self.instructions: list[Instruction] = []
-        self.scratch = 0
+        self.arena = Arena()
+        self.scratch, self.flops = 0, 0.0
+        self.wide = self.result.wide = any(
+            s.node.op == "matmul" and rows_of_product(s.inputs) > MAX_ROWS for s in steps
+        )
+        self.rules = {**RULES, **WIDE} if self.wide else RULES
         self._prepared: dict[tuple[Location, int, str], Location] = {}
 
     def run(self) -> Lowered:
@@ -161,7 +193,8 @@ class Lowering:
             elif node in self.taken:
                 result.native += 1
                 if node.type.count:
-                    RULES[node.op].emit(self, node, step.inputs)
+                    self._cut(node)
+                    self.rules[node.op].emit(self, node, step.inputs)
                 else:  # nothing to compute, and no kernel divides by its size
                     result.locations[node] = self.room(0)
             else:
@@ -169,20 +202,58 @@ class Lowering:
                 for i in step.inputs:
                     if i is not None:
                         self.location(i)
-                result.parts.append(number)
+                self.parts.append(number)
                 result.made[node] = result.roots
                 result.locations[node] = Pointer(result.roots)
                 result.roots += 1
         self._end_program()
-        for part in result.parts:
-            if isinstance(part, Program):
-                part.set_roots(result.roots)
+        result.arena, result.scratch = self.arena.bytes, self.scratch
+        if self.wide:
+            self._pack()
+        for part in self.parts:
+            if isinstance(part, list):
+                program = Program(part, self.scratch, again=not self.wide)
+                program.set_roots(result.roots)
+                result.parts.append(program)
+            else:
+                result.parts.append(part)
         return result
 
     def _end_program(self) -> None:
         if self.instructions:
-            self.result.parts.append(Program(self.instructions, self.scratch))
-            self.instructions = []
+            self.result.flops[len(self.parts)] = self.flops
+            self.parts.append(self.instructions)
+            self.instructions, self.flops = [], 0.0
+
+    def _pack(self) -> None:
+        """Let values that are not needed at the same time lie in the same memory."""
+        result = self.result
+        uses = {
+            number: StepUse(
+                tuple(p for i in step.inputs if i and isinstance(p := self.location(i), Pointer)),
+                result.made[step.node],
+            )
+            for number, step in enumerate(self.steps)
+            if number in self.parts
+        }
+        saved = [p for o in self.outputs if isinstance(p := result.locations[o], Pointer)]
+        packing = packed(self.arena, self.parts, uses, saved)
+        self.parts = [
+            [packing.instruction(i) for i in part] if isinstance(part, list) else part
+            for part in self.parts
+        ]
+        for node, location in result.locations.items():
+            if isinstance(location, Pointer):
+                result.locations[node] = packing.location(location)
+        result.arena = packing.bytes
+
+    def _cut(self, node: Node) -> None:
+        """End a wide program before it gets too long."""
+        if self.wide:
+            flops = OPS[node.op].flops(node)
+            if self.flops and self.flops + flops > WIDE_FLOPS:
+                self._end_program()
+            self.flops += flops
 
     def _choose(self) -> None:
         """Choose the steps that are taken. An attention and what it gathers go together."""
@@ -192,6 +263,8 @@ class Lowering:
                 self.taken.add(step.node)
             else:
                 self.result.refused[step.node] = reason
+            if self.wide and reason is None and step.node.op in GATED:
+                self._join(step.node)
         for step in self.steps:  # what is gathered for somebody else has to be there
             node = step.node
             if node.op == "gather_pages" and node in self.taken:
@@ -208,11 +281,34 @@ class Lowering:
                 step.node.op == "attention"
                 and step.node in self.taken
                 and not all(i in self.vanished for i in gathered)
+                and (not self.wide or any(i in self.vanished for i in gathered))
             ):
                 self._refuse(step.node, "its keys are read by something else too")
                 for keys in gathered:
                     if keys is not None and keys in self.vanished:
                         self._refuse(keys, "its attention does not run here")
+
+    def _join(self, node: Node) -> None:
+        """Make the two products of a gated layer one, with its activation."""
+        if not _is_flat(node, self.inputs[node]):
+            return
+        parts = [
+            part
+            for part in dict.fromkeys(self.inputs[node])
+            if part is not None
+            and part.op == "matmul"
+            and part in self.taken
+            and self.only_user(part) is node
+            and _is_by_panels(part, self.inputs[part])
+        ]
+        if len(parts) < 2:
+            return
+        (x, w, bias), (same, other, more) = ((*self.inputs[part], None)[:3] for part in parts)
+        assert w is not None and other is not None
+        alike = w.type == other.type and len({part.attrs.get("quant") for part in parts}) == 1
+        if x is same and alike and bias is None and more is None:
+            self.joined.add(node)
+            self.vanished |= set(parts)
 
     def _refuse(self, node: Node, reason: str) -> None:
         self.taken.discard(node)
@@ -223,7 +319,7 @@ class Lowering:
         node = step.node
         if not step.here:
             return "runs on another backend"
-        rule = RULES.get(node.op)
+        rule = self.rules.get(node.op)
         if rule is None:
             return f"there is no native {node.op}"
         for n in (node, *(i for i in step.inputs if i is not None)):
@@ -248,7 +344,7 @@ class Lowering:
                 self.result.roots += 1
         location = self.result.locations[node]
         if isinstance(location, Pointer):
-            self.result.last[location.root] = len(self.result.parts)
+            self.result.last[location.root] = len(self.parts)
         return location
 
     def make(self, node: Node) -> Location:
@@ -266,9 +362,7 @@ class Lowering:
 
     def room(self, size: int) -> Pointer:
         """Memory of the run."""
-        location = Pointer(ARENA, self.result.arena)
-        self.result.arena += -(-size // ALIGN) * ALIGN
-        return location
+        return self.arena.room(size)
 
     def constant(self, tensor: Tensor) -> int:
         self.result.saved.append(tensor)
@@ -1052,6 +1146,159 @@ def _emit_heads(low: Lowering, node: Node, inputs: Operands) -> None:
     _chosen(low, node, "w", x, here, tokens * heads, 1, w, width, chosen, to, _head_stride(x))
 
 
+# Rules of wide plans --------------------------------------------------------------------------
+
+
+def _rejects_many(node: Node, inputs: Operands) -> str | None:
+    """Why a product of many rows is torch's."""
+    x, w = inputs[:2]
+    assert x is not None and w is not None
+    if w.op != "weight":
+        return "its weight is computed"
+    if not x.type.is_contiguous:
+        return "rows with gaps"
+    if node.attrs.get("quant") in FORMS:
+        return None if x.dtype in DTYPES else f"x is {x.type}"
+    if x.dtype != torch.bfloat16 or w.dtype != torch.bfloat16:
+        return f"a weight {w.type} and x {x.type}, which torch multiplies"
+    form = host_form("bf16")
+    return None if form and form[0] == "tiles" else "the CPU has no AMX, or none for us"
+
+
+def _rejects_wide_matmul(low: Lowering, node: Node, inputs: Operands) -> str | None:
+    if rows_of_product(inputs) <= MAX_ROWS:
+        return _rejects_matmul(low, node, inputs)
+    return _rejects_many(node, inputs)
+
+
+def _emit_wide_matmul(low: Lowering, node: Node, inputs: Operands) -> None:
+    x, w, bias = (*inputs, None)[:3]
+    assert x is not None and w is not None
+    if not _is_by_panels(node, inputs):
+        _emit_matmul(low, node, inputs)
+        return
+    m, n, width, kind = rows_of_product(inputs), w.shape[0], x.shape[-1], _kind(node, w)
+    user, addend = low.addend(node)
+    biased = None if bias is None else name_of(bias)
+    made = many_rows.call(kind, m, width, n, name_of(x), biased, addend is not None, share=SHARE)
+    args: list[Location] = [low.location(x), width, m, width, low.location(w)]
+    args += [products.row_bytes(kind, width), n, low.location(bias) if bias is not None else 0]
+    args += [low.make(user or node), n, *made.sizes]
+    args += [low.location(addend)] if addend is not None else []
+    low.scratch = max(low.scratch, made.scratch)
+    low.add(made.address, args, made.units, 1, node.name)
+
+
+def _is_by_panels(node: Node, inputs: Operands) -> bool:
+    x, w = inputs[:2]
+    assert x is not None and w is not None
+    m, kind = rows_of_product(inputs), _kind(node, w)
+    return m > MAX_ROWS and not few_rows.pays(kind, m, w.shape[0], x.shape[-1], name_of(x))
+
+
+def _emit_gated(low: Lowering, node: Node, inputs: Operands) -> None:
+    """An activation with the two products that it has."""
+    gate, up = inputs[:2]
+    assert gate is not None and up is not None
+    (x, w), (_, other) = low.inputs[gate][:2], low.inputs[up][:2]
+    assert x is not None and w is not None and other is not None
+    m, n, width, kind = node.type.count // w.shape[0], w.shape[0], x.shape[-1], _kind(gate, w)
+    how = node.attrs.get("approximate", "silu")
+    made = many_rows.call(kind, m, width, 2 * n, name_of(x), None, gated=how, share=SHARE)
+    args: list[Location] = [low.location(x), width, m, width, low.location(w)]
+    args += [products.row_bytes(kind, width), 2 * n, 0, low.make(node), n, *made.sizes]
+    args.append(low.location(other))
+    low.scratch = max(low.scratch, made.scratch)
+    low.add(made.address, args, made.units, 1, node.name)
+
+
+def _rejects_wide_attention(
+    low: Lowering,  # noqa: ARG001
+    node: Node,
+    inputs: Operands,
+) -> str | None:
+    q, k, v, mask, bounds = (*inputs, None, None)[:5]
+    assert q is not None and k is not None and v is not None
+    attrs = node.attrs
+    if reason := tiled_attention.unfit(q.type, k.type, v.type, mask.type if mask else None):
+        return reason
+    if mask is not None and (not mask.type.is_contiguous or len(mask.shape) != 2):
+        return f"a mask {mask.type}, expected one of tokens by keys"
+    if attrs.get("causal") or attrs.get("window") is not None or attrs.get("mask_capped"):
+        return "causal, a window or a capped mask besides bounds"
+    if bounds is None or not bounds.type.is_contiguous:
+        return "no bounds"
+    dense = all(_dense_rows(i.type) for i in (q, k, v))
+    return None if q.shape[0] == 1 and dense else "a batch of several"
+
+
+def _emit_wide_attention(low: Lowering, node: Node, inputs: Operands) -> None:
+    q, k, v, mask, bounds = (*inputs, None, None)[:5]
+    assert q is not None and k is not None and v is not None and bounds is not None
+    (_, tokens, heads, _), (keys, groups) = q.shape, k.shape[1:3]
+    softcap, scale = node.attrs.get("softcap"), node.attrs["scale"]
+    form = tiled_attention.form_of(q.type, v.type, mask.type if mask else None, softcap, scale)
+    pages: Location = 0
+    to = low.make(node)
+    args: list[Location] = [low.location(q), *q.type.strides[:3]]
+    for part in (k, v):
+        if part in low.vanished:
+            cache, table = low.inputs[part]
+            assert cache is not None and table is not None
+            form, pages = replace(form, paged=True), low.location(table)
+            half = part.attrs["which"] * cache.type.strides[0] * cache.dtype.itemsize
+            args += [at(low.location(cache), half), 0, *cache.type.strides[1:3]]
+        else:
+            args += [low.location(part), *part.type.strides[:3]]
+    args += [to, *node.type.strides[:3]]
+    args += [0] * 4 if mask is None else [low.location(mask), 0, 0, mask.type.strides[0]]
+    args += [low.location(bounds), 0, pages]
+    made = tiled_attention.call(form, 1, tokens, keys, heads, groups, scale, softcap)
+    low.scratch = max(low.scratch, made.scratch)
+    low.add(made.address, [*args, *made.sizes], made.units, 1, node.name)
+
+
+def _rejects_wide_gather(low: Lowering, node: Node, inputs: Operands) -> str | None:
+    cache = inputs[0]
+    assert cache is not None
+    if node.attrs.get("quant") or cache.dtype != node.dtype:
+        return f"a cache {cache.type}, which is made numbers of first"
+    return _rejects_gather(low, node, inputs)
+
+
+def _rejects_activation(low: Lowering, node: Node, inputs: Operands) -> str | None:
+    return None if _is_flat(node, inputs) else _rejects_each(low, node, inputs)
+
+
+def _emit_wide_activation(low: Lowering, node: Node, inputs: Operands) -> None:
+    if node in low.joined:
+        _emit_gated(low, node, inputs)
+        return
+    if not _is_flat(node, inputs):
+        _emit_each(low, node, inputs)
+        return
+    kind = node.attrs.get("approximate", "silu")
+    address = compile_kernel(emit_activation, kind, name_of(node), len(inputs) > 1)
+    x, gate = (*inputs, None)[:2]
+    assert x is not None
+    args = [low.location(x), 0 if gate is None else low.location(gate), low.make(node)]
+    low.add(address, args, node.type.count, WORTH, node.name)
+
+
+def _is_flat(node: Node, inputs: Operands) -> bool:
+    """Return whether it is an activation of values that lie one after another, all of one type."""
+    return (
+        all(
+            i is not None
+            and i.type.is_contiguous
+            and i.type.count == node.type.count
+            and i.dtype == node.dtype
+            for i in inputs
+        )
+        and host_form(name_of(node)) is not None
+    )
+
+
 _EACH = Rule(_rejects_each, _emit_each)
 _NORM = Rule(_rejects_norm, _emit_norm)
 _VIEW = Rule(_rejects_view, _emit_view)
@@ -1082,4 +1329,11 @@ RULES: Mapping[str, Rule] = {
     "gated_delta": Rule(_rejects_delta, _emit_delta),
     "state_store": Rule(_rejects_state, _emit_state),
     "moe": Rule(_rejects_moe, _emit_moe),
+}
+_ACTIVATION = Rule(_rejects_activation, _emit_wide_activation)
+WIDE: Mapping[str, Rule] = {
+    "matmul": Rule(_rejects_wide_matmul, _emit_wide_matmul),
+    "attention": Rule(_rejects_wide_attention, _emit_wide_attention),
+    "gather_pages": Rule(_rejects_wide_gather, _emit_nothing),
+    **dict.fromkeys(("silu_mul", "gelu_mul", "silu", "gelu"), _ACTIVATION),
 }

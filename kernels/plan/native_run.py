@@ -5,6 +5,7 @@ program has.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,14 +13,17 @@ import torch
 from torch import Tensor
 
 from mtmd.base.cores import usable_cores
-from mtmd.base.heartbeat import heart_here
+from mtmd.base.heartbeat import heart_here, patience
 from mtmd.base.throttling import SustainedClock
 from mtmd.kernels.cpu.native.pool import Pool, shared_pool
-from mtmd.kernels.cpu.native.program import Frame, Pointer, Program
+from mtmd.kernels.cpu.native.program import Frame, Pointer, Program, scratch_bytes
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.plan.lower import ARENA, Lowered, Lowering, StepFacts, worth
+from mtmd.kernels.plan.arena import ARENA
+from mtmd.kernels.plan.lower import Lowered, Lowering, StepFacts, worth
+from mtmd.kernels.plan.steps import LONG_S, SLOWEST
 from mtmd.kernels.plan.thread_choice import ThreadChoice
+from mtmd.kernels.resources.result_memory import ResultMemory, new_result
 from mtmd.kernels.resources.threads import requested_threads
 
 if TYPE_CHECKING:
@@ -36,9 +40,11 @@ class Memory:
     """Memory that a run of a plan writes to: its arena and a frame of each program."""
 
     def __init__(self, plan: NativePlan, threads: int):
-        self.arena = torch.empty(plan.lowered.arena, dtype=torch.uint8)
+        self.arena = new_result(plan.lowered.arena, dtype=torch.uint8)
+        size = scratch_bytes(plan.lowered.scratch, threads)
+        scratch = new_result(size, dtype=torch.uint8).numpy()
         self.frames: dict[int, Frame] = {
-            number: part.frame(threads)
+            number: part.frame(threads, scratch)
             for number, part in enumerate(plan.lowered.parts)
             if isinstance(part, Program)
         }
@@ -49,7 +55,8 @@ class NativePlan:
     """Ready to run any number of times, from any thread: runs share weights and nothing else.
 
     `calls` are the steps' functions and what they read; `located` checks what an input is filled
-    with. The memory of the last run is kept for the next of the same plan, of few plans.
+    with. The memory of the last run is kept for the next of the same plan, of few plans; a wide
+    plan's is a `ResultMemory`, and goes with the run.
     """
 
     def __init__(
@@ -91,15 +98,37 @@ class NativePlan:
         """Number of threads for runs of the calling thread."""
         pool, requested = self._pool(), requested_threads()
         if (pool, requested) not in self._ways:
-            choice = ThreadChoice(pool.threads, fixed=requested == pool.threads)
+            fixed = requested == pool.threads or self.lowered.wide  # a run is long, and few come
+            choice = ThreadChoice(pool.threads, fixed=fixed)
             self._ways = {**self._ways, (pool, requested): choice}
         return self._ways[pool, requested]
 
     def steps(self, batch: Any) -> Generator[None, None, list[Tensor]]:
         """Run as the executor's `steps` does: the outputs, a pause after each part."""
-        results = self.lowered
-        pool, choice = self._pool(), self.threads
-        memory = pool.take(self) or Memory(self, pool.threads)
+        pool = self._pool()
+        if not self.lowered.wide:
+            memory = pool.take(self) or Memory(self, pool.threads)
+            outputs = yield from self._steps(batch, memory, pool, nullcontext)
+            if memory.sound and ARENA not in self._saved:
+                pool.give(self, memory)
+            return outputs
+        large = ResultMemory()
+        try:
+            with large.in_use():
+                memory = Memory(self, pool.threads)
+            return (yield from self._steps(batch, memory, pool, large.in_use))
+        finally:
+            large.close()
+
+    def _steps(
+        self,
+        batch: Any,
+        memory: Memory,
+        pool: Pool,
+        within: Callable[[], AbstractContextManager[None]],
+    ) -> Generator[None, None, list[Tensor]]:
+        """`within`: what the steps that no program has are called in."""
+        results, choice = self.lowered, self.threads
         tensors: list[Value | None] = [None] * results.roots
         roots = [0] * results.roots
         tensors[ARENA], roots[ARENA] = memory.arena, memory.arena.data_ptr()
@@ -124,20 +153,21 @@ class NativePlan:
                 frame.open(roots, (tensors[:], results, memory), alone=threads == 1)
                 begun = self._clock.now()
                 try:
-                    undisturbed &= pool.run(frame, threads)
+                    long_s = results.flops[number] / SLOWEST
+                    with patience(long_s if long_s > LONG_S else 0.0):
+                        undisturbed &= pool.run(frame, threads)
                     seconds += self._clock.since(begun)
                 finally:
                     memory.sound = frame.close() and memory.sound
             else:
-                self._call(part, tensors, roots)
+                with within():
+                    self._call(part, tensors, roots)
             for root in self._ends.get(number, ()):
                 if root not in self._saved:
                     tensors[root] = None
             yield
         if undisturbed:
             choice.took(threads, seconds)
-        if memory.sound and ARENA not in self._saved:
-            pool.give(self, memory)
         return [self._tensor(o, tensors) for o in self._outputs]
 
     def _fill(

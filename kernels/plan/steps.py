@@ -9,6 +9,9 @@ if TYPE_CHECKING:  # reports have `NativeFacts`, and load without torch
     from mtmd.kernels.backends.backend import Backend
     from mtmd.kernels.graph import Node
 
+SLOWEST = 1e9  # FLOP/s: a node or a program that takes longer hangs
+LONG_S = 10.0  # nodes that may take longer at this rate say so
+
 
 @dataclass(frozen=True)
 class Step:

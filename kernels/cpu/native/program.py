@@ -66,6 +66,11 @@ class Instruction:
     name: str = ""
 
 
+def scratch_bytes(size: int, threads: int) -> int:
+    """Return the bytes of scratch memory of so many threads, `size` for each."""
+    return -(-size // 64) * 64 * threads + 64
+
+
 @dataclass(frozen=True)
 class Pointer:
     """A place in the memory that is number `root` of a run, `offset` bytes on."""
@@ -200,14 +205,16 @@ class Program:
         self.locations += [np.array([], np.int64)] * (count - self.roots)
         self.roots = count
 
-    def frame(self, threads: int) -> Frame:
-        """Counters, arguments and scratch of a run."""
-        return Frame(self, threads)
+    def frame(self, threads: int, scratch: np.ndarray | None = None) -> Frame:
+        """Counters and arguments of a run; scratch memory (`scratch_bytes`) may be that of another
+        frame in which the same threads work, at another time.
+        """
+        return Frame(self, threads, scratch)
 
-    def frame_bytes(self, threads: int) -> int:
-        """Return the frame bytes of a frame."""
-        counters = 8 * (HEADER + LINE * (len(self.instructions) + 1))
-        return counters + self._args.nbytes + self.scratch * threads + 64
+    @property
+    def frame_bytes(self) -> int:
+        """Return the bytes of a frame, without scratch memory."""
+        return 8 * (HEADER + LINE * (len(self.instructions) + 1)) + self._args.nbytes
 
     @property
     def args(self) -> np.ndarray:
@@ -223,11 +230,13 @@ class Frame:
     Threads that come to help enter and leave; who owns the frame opens it, works and closes it.
     """
 
-    def __init__(self, program: Program, threads: int):
+    def __init__(self, program: Program, threads: int, scratch: np.ndarray | None = None):
         self.program, self.threads = program, threads
         self._args = program.args
         self._roots = [0] * program.roots
-        self._scratch = np.empty(program.scratch * threads + 64, np.uint8)
+        if scratch is None:
+            scratch = np.empty(scratch_bytes(program.scratch, threads), np.uint8)
+        self._scratch = scratch
         # Counters begin at 0, each instruction's in a cache line of its own
         count = len(program.instructions)
         size = HEADER + LINE * count

@@ -18,7 +18,7 @@ def emit_activation(e: Emitter, activation: str, dtype: str, gated: bool) -> Non
     with_pairs = dtype == "bf16" and e.has("avx512bf16")
     for i, mask in e.spans(e.first, e.last, LANES):
         halves = _read(e, x, dtype, i, mask)
-        results = [_activated(e, half, activation, dtype) for half in halves]
+        results = [activated(e, half, activation, dtype) for half in halves]
         if gated:
             others = _read(e, gate, dtype, i, mask)
             results = [
@@ -41,7 +41,8 @@ def _read(e: Emitter, x: Value, dtype: str, i: Value, mask: Value | None) -> lis
     return halves if dtype == "f32" else [half.bf16_to_f32() for half in halves]
 
 
-def _activated(e: Emitter, x: Value, activation: str, dtype: str) -> Value:
+def activated(e: Emitter, x: Value, activation: str, dtype: str) -> Value:
+    """f(x), in bfloat16 to 1e-4 of its value."""
     if dtype == "f32":
         return e.silu(x) if activation == "silu" else e.gelu(x, activation)
     if activation == "none":

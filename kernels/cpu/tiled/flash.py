@@ -26,6 +26,7 @@ from math import e as euler
 from math import log2
 from typing import Any
 
+from mtmd.kernels.cpu.native.attention import PAGE
 from mtmd.kernels.cpu.native.emit import F32, I16, I32, I64, Emitter, Value, Var, vec
 
 KEYS = 128  # of a block
@@ -37,9 +38,9 @@ NOTHING, LOWEST = float("-inf"), -3.4028234663852886e38
 # Arguments by place
 Q, Q_BATCH, Q_TOKEN, Q_HEAD, K, K_BATCH, K_TOKEN, K_HEAD = range(8)
 V, V_BATCH, V_TOKEN, V_HEAD, OUT, OUT_BATCH, OUT_TOKEN, OUT_HEAD = range(8, 16)
-MASK, MASK_BATCH, MASK_HEAD, MASK_TOKEN, BOUNDS, BOUNDS_BATCH = range(16, 22)
+MASK, MASK_BATCH, MASK_HEAD, MASK_TOKEN, BOUNDS, BOUNDS_BATCH, PAGES = range(16, 23)
 TOKENS, ALL_KEYS, GROUPS, SHARED, EACH, BLOCKS, SCALE, CAP, WINDOW, CAUSAL, LOCATIONS = range(
-    22, 33
+    23, 34
 )
 
 
@@ -47,7 +48,8 @@ TOKENS, ALL_KEYS, GROUPS, SHARED, EACH, BLOCKS, SCALE, CAP, WINDOW, CAUSAL, LOCA
 class Form:
     """Describes what is compiled in: K = `size`, V = `value`; `mask` is its type, which
     is added before the cap with `mask_capped`; `scaled`: scores
-    are used as they are, times a scale above 0, without a mask or a cap. `lanes` of a float32
+    are used as they are, times a scale above 0, without a mask or a cap. `paged`: key s lies in row
+    s % PAGE of page pages[s / PAGE] (int64), which is read where it is. `lanes` of a float32
     vector, `rows` x `columns` results at a time (not for tiles).
     """
 
@@ -62,6 +64,7 @@ class Form:
     lanes: int
     rows: int
     columns: int
+    paged: bool = False
 
     @property
     def pairs(self) -> bool:
@@ -108,7 +111,7 @@ class Form:
 
 
 def emit_flash(e: Emitter, form: Form) -> None:
-    """The arguments are above; strides count elements; from PLACES on, the places of a thread's
+    """The arguments are above; strides count elements; from LOCATIONS on, those of a thread's
     memory. Units: B * G * BLOCKS, of EACH tokens.
     """
     Flash(e, form).write()
@@ -261,7 +264,8 @@ class Flash:
 
         with e.loop(0, count, lanes) as group:
             rows = [
-                keys.at(e.minimum(key + group + i, end) * token, self._scalar) for i in range(lanes)
+                keys.at(self._line(e.minimum(key + group + i, end)) * token, self._scalar)
+                for i in range(lanes)
             ]
             to = self.at["keys"].at(group * span, I32)
             whole = numbers // lanes
@@ -278,7 +282,8 @@ class Flash:
         each = 2 if form.pairs else 1
         with e.loop(0, count, each) as at:
             rows = [
-                values.at(e.minimum(key + at + i, end) * token, self._scalar) for i in range(each)
+                values.at(self._line(e.minimum(key + at + i, end)) * token, self._scalar)
+                for i in range(each)
             ]
             for column, mask in self._columns(form.value, lanes):
                 to = (at // each + column // lanes * (KEYS // each)) * lanes
@@ -294,6 +299,12 @@ class Flash:
                     for row in rows
                 )
                 e.store(self.at["values"], low | (high << 16), to)
+
+    def _line(self, key: Value) -> Value:
+        """Return the row of memory that a key and its value lie in."""
+        if not self.form.paged:
+            return key
+        return self.e.load(self.e.arg_ptr(PAGES), I64, key // PAGE) * PAGE + key % PAGE
 
     # 32 rows and a block of keys -------------------------------------------------------------
 

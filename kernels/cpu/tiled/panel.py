@@ -9,6 +9,8 @@ number, zeros.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mtmd.kernels.cpu.native.emit import F32, I16, I32, Emitter, Value, vec
 from mtmd.kernels.cpu.tiled.codes import FORMS, ROWS, RUN, TURN, Form, read_scales
 from mtmd.kernels.quantization.blocks import BLOCKS
@@ -17,15 +19,28 @@ PLAIN = "BF16"
 
 
 def lay_panel(
-    e: Emitter, kind: str, item: int, w: Value, w_bytes: Value, columns: Value, width: Value
+    e: Emitter,
+    kind: str,
+    item: int,
+    weights: Sequence[Value],
+    w_bytes: Value,
+    columns: Value,
+    width: Value,
 ) -> None:
     """Lay `columns` rows of the weight, `w_bytes` apart, at the beginning of the scratch memory, in
-    numbers of `item` bytes.
+    numbers of `item` bytes. Of two weights, half as many rows of each: 16 of the first, then 16 of
+    the second.
     """
-    padded = (columns + (2 * ROWS - 1)) // (2 * ROWS) * (2 * ROWS)
+    each, own = len(weights), columns // len(weights)
+    padded = (own + (2 * ROWS // each - 1)) // (2 * ROWS // each) * (2 * ROWS)
     steps = (width + (RUN - 1)) // RUN
     with e.loop(0, padded, ROWS) as first:
-        rows = [w.at(e.minimum(first + n, columns - 1) * w_bytes) for n in range(ROWS)]
+        w, start = weights[0], first
+        if each == 2:
+            group = first // ROWS
+            w = e.select((group % 2).eq(0), weights[0], weights[1])
+            start = group // 2 * ROWS
+        rows = [w.at(e.minimum(start + n, own - 1) * w_bytes) for n in range(ROWS)]
         to = e.scratch.at(first * (steps * (RUN * item)))
         if kind == PLAIN:
             _lay_plain(e, rows, width, to)

@@ -16,6 +16,7 @@ or float32 (for x in float32, too).
 from __future__ import annotations
 
 from mtmd.kernels.cpu.native.emit import F32, I16, I32, Emitter, Value, vec
+from mtmd.kernels.cpu.tiled.activation import activated
 from mtmd.kernels.cpu.tiled.panel import PLAIN, lay_panel
 
 STEP = 32  # rows, columns and numbers at a time
@@ -23,7 +24,7 @@ HALF = 16  # rows at a time where no more are left, and the fewest
 BLOCK = {2: 8, 4: 4}  # steps of numbers, about, by bytes of a number
 MAX_COLUMNS = 256
 X, X_ROW, ROWS, WIDTH, W, W_BYTES, COLUMNS, BIAS, OUT, OUT_ROW = range(10)
-PANEL, RUN, RUNS, RESULTS, REST, STEPS = range(10, 16)
+PANEL, RUN, RUNS, RESULTS, REST, STEPS, MORE = range(10, 17)
 Form = tuple[str, int, int, int]  # as `cpu.form_of` has it
 
 
@@ -59,18 +60,34 @@ def locations(width: int, panel: int, item: int) -> tuple[int, int, int]:
     return results, rest, rest + STEP * STEP * item * (block_of(width, item) if item == 4 else 1)
 
 
-def emit_product(e: Emitter, kind: str, form: Form, x: str, bias: str) -> None:
+def emit_product(
+    e: Emitter,
+    kind: str,
+    form: Form,
+    x: str,
+    bias: str,
+    add: bool = False,
+    gated: str | None = None,
+) -> None:
     """args: x, its row stride in elements, rows (at least 16), width, w, bytes of its rows, columns
     of the result, bias or 0, out, its row stride, columns of a panel (a multiple of 32), rows of a
     run (a multiple of 32), number of runs, `locations` of sums and of the rest, `block_of` the
-    width. Units: panels * runs. `x` is the type of x and of the result, `bias` that of the bias.
+    width, MORE. Units: panels * runs. `x` is the type of x and of the result, `bias` that of the
+    bias.
+
+    `add`: MORE is added to the rounded result, and lies as `out` does. `gated`: MORE is a weight
+    like w, columns of a panel and of the result are those of both, and out = f(x w) (x MORE), f
+    an activation, without a bias.
     """
-    Product(e, kind, form, x, bias).write()
+    Product(e, kind, form, x, bias, add, gated).write()
 
 
 class Product:
-    def __init__(self, e: Emitter, kind: str, form: Form, x: str, bias: str):
+    def __init__(
+        self, e: Emitter, kind: str, form: Form, x: str, bias: str, add: bool, gated: str | None
+    ):
         self.e, self.kind, self.form, self.dtype, self.bias = e, kind, form, x, bias
+        self.add, self.gated, self.each = add, gated, 1 if gated is None else 2
         self.tiles, self.item = form[0] == "tiles", item_of(form)
         self.x, self.x_row = e.arg_ptr(X), e.arg(X_ROW)
         self.rows, self.width = e.arg(ROWS), e.arg(WIDTH)
@@ -86,8 +103,11 @@ class Product:
         with e.loop(e.first, e.last) as unit:
             first = unit // runs * panel
             columns = e.minimum(e.arg(COLUMNS) - first, panel)
-            w = e.arg_ptr(W).at(first * e.arg(W_BYTES))
-            lay_panel(e, self.kind, self.item, w, e.arg(W_BYTES), columns, self.width)
+            weights = [
+                e.arg_ptr(which).at(first // self.each * e.arg(W_BYTES))
+                for which in (W, MORE)[: self.each]
+            ]
+            lay_panel(e, self.kind, self.item, weights, e.arg(W_BYTES), columns, self.width)
             begin = unit % runs * run
             end = e.minimum(begin + run, self.rows)
             left = (end - begin) % STEP
@@ -126,7 +146,10 @@ class Product:
                 else:
                     self._vectors(own, xs, stride, b, start, stop, halves)
                 with e.when(final):
-                    self._write(own, row, first + column, columns - column, halves)
+                    if self.gated is None:
+                        self._write(own, row, first + column, columns - column, halves)
+                    else:
+                        self._write_gated(own, row, first + column, columns - column, halves)
 
     # Tiles -----------------------------------------------------------------------------------
 
@@ -267,6 +290,8 @@ class Product:
                     values[0].concat(values[1]) if self.dtype == "f32" else e.pairs_of_bf16(*values)
                 )
                 at = (row + half * HALF + r) * stride + column
+                if self.add:
+                    stored = self._added(stored, at, mask)
                 if mask is None:
                     e.store(out, stored, at)
                 else:
@@ -277,3 +302,54 @@ class Product:
                 lines(None)
             with no:
                 lines(e.mask(left, STEP))
+
+    def _added(self, stored: Value, at: Value, mask: Value | None) -> Value:
+        """32 results as they are stored, with what lies at the same place of the addend."""
+        e, more = self.e, self.e.arg_ptr(MORE)
+        kind = stored.type
+        other = e.load(more, kind, at) if mask is None else e.masked_load(more, kind, at, mask)
+        if self.dtype == "f32":
+            return stored + other
+        halves = [range(first, first + HALF) for first in (0, HALF)]
+        return e.pairs_of_bf16(
+            *(stored.shuffle(h).bf16_to_f32() + other.shuffle(h).bf16_to_f32() for h in halves)
+        )
+
+    def _write_gated(self, own: Value, row: Value, column: Value, left: Value, halves: int) -> None:
+        """16 or 32 rows of 16 results: an activation of the first 16 sums times the second."""
+        e, out, stride = self.e, self.e.arg_ptr(OUT), self.e.arg(OUT_ROW)
+        assert self.gated is not None
+        activation = self.gated
+
+        def lines(mask: Value | None) -> None:
+            with e.loop(0, halves) as half, e.loop(0, HALF, 2) as r:
+                lines = [[half * 512 + (r + i) * HALF + j for j in (0, 256)] for i in range(2)]
+                sums = [[e.load(own, vec(F32, HALF), at) for at in line] for line in lines]
+                (first, up), (second, other) = (self._rounded(*line) for line in sums)
+                acts = self._rounded(
+                    *(activated(e, gate, activation, self.dtype) for gate in (first, second))
+                )
+                results = acts[0] * up, acts[1] * other
+                if self.dtype == "bf16":
+                    both = e.pairs_of_bf16(*results)
+                    results = tuple(both.shuffle(range(i, i + HALF)) for i in (0, HALF))
+                for i, result in enumerate(results):
+                    at = (row + half * HALF + r + i) * stride + column // 2
+                    if mask is None:
+                        e.store(out, result, at)
+                    else:
+                        e.masked_store(out, result, at, mask)
+
+        with e.either(left >= STEP) as (yes, no):
+            with yes:
+                lines(None)
+            with no:
+                lines(e.mask(left // 2, HALF))
+
+    def _rounded(self, a: Value, b: Value) -> tuple[Value, Value]:
+        """Both as they would be stored."""
+        if self.dtype == "f32":
+            return a, b
+        both = self.e.pairs_of_bf16(a, b)
+        first, second = (both.shuffle(range(i, i + HALF)).bf16_to_f32() for i in (0, HALF))
+        return first, second

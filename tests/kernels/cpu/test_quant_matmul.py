@@ -100,7 +100,11 @@ def test_threads_share_a_weight_and_its_rows_without_changing_the_product(rows, 
     monkeypatch.setattr(many_rows, "SHARE", 1 << 20)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert quant_matmul._shares(101 * 512) == 3
-    assert many_rows._shares(600, 512, 101, 4) == (64, 320, 4)  # two panels, two runs
+    assert many_rows._shares(600, 512, 101, 4, many_rows.SHARE) == (
+        64,
+        320,
+        4,
+    )  # two panels, two runs
     torch.testing.assert_close(
         quant_matmul.quant_matmul(x, w, quant="Q6_K"), whole, rtol=1e-5, atol=1e-5
     )

@@ -242,7 +242,7 @@ def test_nothing_is_written_beyond_the_result():
 
     address = native.compile_kernel(flash.emit_flash, form)
     args = [n for x in (q, k, v, out) for n in (x.data_ptr(), *x.stride()[:3])]
-    args += [0] * 6 + [40, 50, 1, 1, 40, 1, tiled_attention._bits(0.3), 0, 1 << 40, 0]
+    args += [0] * 7 + [40, 50, 1, 1, 40, 1, tiled_attention._bits(0.3), 0, 1 << 40, 0]
     words = np.array([*args, *locations.values()], np.int64)
     kernel = ctypes.CFUNCTYPE(
         None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p

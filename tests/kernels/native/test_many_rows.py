@@ -62,8 +62,8 @@ def test_the_forms_of_other_cpus(name, monkeypatch, tmp_path):
     monkeypatch.setattr(cpu, "host_form", lambda dtype: cpu.form_of(target, dtype, False))
     monkeypatch.setattr(many_rows, "host_form", cpu.host_form)
     monkeypatch.setattr(compile._shared, "compiler", Compiler(target, tmp_path))
-    form = many_rows._form(torch.bfloat16)
-    assert form == (("pairs", 16, 8, 2) if "BF16" in name else many_rows._form(torch.float32))
+    form = many_rows.host_form("bf16")
+    assert form == (("pairs", 16, 8, 2) if "BF16" in name else many_rows.host_form("f32"))
     for kind, dtype in (
         ("Q4_K", torch.bfloat16),
         ("NF4_64", torch.float32),
