@@ -323,16 +323,16 @@ class Product:
 
         def lines(mask: Value | None) -> None:
             with e.loop(0, halves) as half, e.loop(0, HALF, 2) as r:
-                lines = [[half * 512 + (r + i) * HALF + j for j in (0, 256)] for i in range(2)]
-                sums = [[e.load(own, vec(F32, HALF), at) for at in line] for line in lines]
+                places = [[half * 512 + (r + i) * HALF + j for j in (0, 256)] for i in range(2)]
+                sums = [[e.load(own, vec(F32, HALF), at) for at in line] for line in places]
                 (first, up), (second, other) = (self._rounded(*line) for line in sums)
                 acts = self._rounded(
                     *(activated(e, gate, activation, self.dtype) for gate in (first, second))
                 )
-                results = acts[0] * up, acts[1] * other
+                results = [acts[0] * up, acts[1] * other]
                 if self.dtype == "bf16":
                     both = e.pairs_of_bf16(*results)
-                    results = tuple(both.shuffle(range(i, i + HALF)) for i in (0, HALF))
+                    results = [both.shuffle(range(i, i + HALF)) for i in (0, HALF)]
                 for i, result in enumerate(results):
                     at = (row + half * HALF + r + i) * stride + column // 2
                     if mask is None:
