@@ -30,7 +30,7 @@ class Arena:
         return Pointer(ARENA, self._starts[-1])
 
     def number(self, location: Pointer) -> int:
-        """The room that a place in the arena is in."""
+        """Return the room that a place in the arena is in."""
         return bisect_right(self._starts, location.offset) - 1
 
     def size(self, number: int) -> int:
@@ -43,8 +43,8 @@ class Arena:
 
 @dataclass(frozen=True)
 class StepUse:
-    """What a step that no program has reads, and the root of its result, which may lie in memory of
-    the first.
+    """Values that a step which no program has reads, and the root of its result, which may lie in
+    memory of the first.
     """
 
     reads: tuple[Pointer, ...]
@@ -57,8 +57,8 @@ def packed(
     steps: Mapping[int, StepUse],
     saved: Sequence[Pointer],
 ) -> Packing:
-    """Rooms that may lie in the same memory do. `parts` are programs' instructions and numbers of
-    `steps`; what lies at `saved` is needed after the run.
+    """Let rooms lie in the same memory where they may. `parts` are programs' instructions and
+    numbers of `steps`; what lies at `saved` is needed after the run.
     """
     uses = _Uses(arena)
     made: list[tuple[int, StepUse]] = []
@@ -81,12 +81,12 @@ def packed(
         end = uses.last.get(-step.root, at)
         for location in step.reads:
             uses.add(location, end)
-    return Packing(arena, *_placed(arena, uses))
+    return Packing(arena, *_located(arena, uses))
 
 
 class _Uses:
-    """When rooms, by number, and results of steps, by their root made negative, are first and last
-    used.
+    """Times at which rooms, by number, and results of steps, by their root made negative, are first
+    and last used.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -101,8 +101,8 @@ class _Uses:
         self.last[key] = max(self.last.get(key, index), index)
 
 
-def _placed(arena: Arena, uses: _Uses) -> tuple[dict[int, int], int]:
-    """Where each room begins, and the bytes of all: each at the lowest place that is free."""
+def _located(arena: Arena, uses: _Uses) -> tuple[dict[int, int], int]:
+    """Return where each room begins, at the lowest place that is free, and the bytes of all."""
     moved: dict[int, int] = {}
     live: list[tuple[int, int, int]] = []  # begin, end, last use
     size = 0
@@ -121,14 +121,14 @@ def _placed(arena: Arena, uses: _Uses) -> tuple[dict[int, int], int]:
 
 @dataclass(frozen=True)
 class Packing:
-    """Where rooms of an arena lie, and how many bytes they take."""
+    """Offsets of the rooms of an arena, and how many bytes they take."""
 
     arena: Arena
     moved: Mapping[int, int]
     bytes: int
 
     def location(self, location: Pointer) -> Pointer:
-        """Where what was at a place of a run's memory is now."""
+        """Return where what was at a place of a run's memory is now."""
         if location.root != ARENA:
             return location
         number = self.arena.number(location)
@@ -136,7 +136,7 @@ class Packing:
         return Pointer(ARENA, at + location.offset - self.arena.start(number))
 
     def instruction(self, instruction: Instruction) -> Instruction:
-        """The same instruction, on what it read and wrote before."""
+        """Return the same instruction, on what it read and wrote before."""
         args = tuple(
             self.location(arg) if isinstance(arg, Pointer) else arg for arg in instruction.args
         )

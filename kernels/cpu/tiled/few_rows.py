@@ -34,7 +34,7 @@ from mtmd.kernels.quantization.blocks import BLOCKS
 FEWEST = 9  # rows of x
 MAXIMUM = 16  # in a tile; of a plain weight, others multiply more
 # Up to which panels (`product`) are slower, by the groups of 32 numbers, each of which is a tile
-MOST = {1: 48, 2: 31}
+LIMIT = {1: 48, 2: 31}
 TILE = 1024  # bytes
 CHUNK_BYTES = 48 << 10  # of weight that a thread takes at a time
 SUMS, CODES, NUMBERS = 0, 4, 6  # tile registers: of results, of the weight, of x
@@ -57,7 +57,7 @@ def takes(kind: str, rows: int, outer: int, width: int, x: str) -> bool:
 
 def pays(kind: str, rows: int, outer: int, width: int, x: str) -> bool:
     """Return whether it is the fastest product of a weight that is not plain."""
-    few = kind in FORMS and rows <= MOST[FORMS[kind].groups]
+    few = kind in FORMS and rows <= LIMIT[FORMS[kind].groups]
     return few and takes(kind, rows, outer, width, x)
 
 

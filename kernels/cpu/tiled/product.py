@@ -323,8 +323,8 @@ class Product:
 
         def lines(mask: Value | None) -> None:
             with e.loop(0, halves) as half, e.loop(0, HALF, 2) as r:
-                places = [[half * 512 + (r + i) * HALF + j for j in (0, 256)] for i in range(2)]
-                sums = [[e.load(own, vec(F32, HALF), at) for at in line] for line in places]
+                offsets = [[half * 512 + (r + i) * HALF + j for j in (0, 256)] for i in range(2)]
+                sums = [[e.load(own, vec(F32, HALF), at) for at in line] for line in offsets]
                 (first, up), (second, other) = (self._rounded(*line) for line in sums)
                 acts = self._rounded(
                     *(activated(e, gate, activation, self.dtype) for gate in (first, second))
