@@ -172,7 +172,7 @@ def test_columns_of_tables_and_arrays_of_paths_are_told_to_be_lists():
     column = SimpleNamespace(tolist=list, ndim=1, dtype=np.dtype(object), __array__=None)
     with pytest.raises(ImageError, match=r"give the pictures in it as a list, list\(x\)"):
         load_image(column)
-    with pytest.raises(ImageError, match=r"give what is in it as a list, x\.tolist\(\)"):
+    with pytest.raises(ImageError, match=r"give its content as a list, x\.tolist\(\)"):
         load_image(np.array(["a.png", "b.png"]))
 
 

@@ -154,7 +154,7 @@ def test_what_is_a_video(clip: Path, tmp_path: Path) -> None:
         (lambda c: VideoInput(c, fps=5e-324), OptionError, "fps: found 4.9"),
         (lambda c: VideoInput(c, end=10**400), OptionError, "end: found a number of hundreds"),
         (lambda c: VideoInput(c, max_frames=True), OptionError, "max_frames"),
-        (lambda c: VideoInput(c, rate=2, times=[0]), OptionError, "rate: found beside times"),
+        (lambda c: VideoInput(c, rate=2, times=[0]), OptionError, "rate: found with times"),
         (lambda _: VideoInput("no.mp4"), VideoError, "no such file, expected a video"),
         (lambda _: VideoInput(b"RIFF1234AVI "), VideoError, "damaged|no frame|without pictures"),
         (lambda _: VideoInput(object()), VideoError, "object of type object"),
