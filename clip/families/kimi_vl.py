@@ -203,6 +203,7 @@ def to_gguf(family: KimiVision) -> GgufTower:
     keys = tower_keys(family.vit, image_size=size, patch=way.patch, text_width=width)
     keys |= {"use_gelu": True, "vision.projector.scale_factor": way.merge}
     if family.joint:
+        keys["vision.image_min_pixels"] = 8 * way.patch**2  # as llama.cpp's converter says
         keys["vision.image_max_pixels"] = way.patches * way.patch**2
     return GgufTower("kimik25" if family.joint else "kimivl", keys)
 

@@ -303,7 +303,9 @@ def _values(heads: int, plain: int, both: Tensor) -> Tensor:
 def to_gguf(text: DeepseekText) -> GgufText:
     """Return the architecture and keys of a GGUF that says the same."""
     architecture = "deepseek2" if text.temper is None else "mistral4"
-    keys = decoder_keys(text) | routing_keys(text.experts, text.depth)
+    groups = {"expert_group_count": 1, "expert_group_used_count": 1}
+    keys: dict[str, Any] = groups if text.experts else {}
+    keys |= decoder_keys(text) | routing_keys(text.experts, text.depth)
     keys |= {
         "attention.value_length": text.rank,
         "attention.key_length_mla": text.plain + text.turning,

@@ -49,6 +49,9 @@ REFUSED = {  # variants of which llama.cpp takes something else for granted
 }
 CASES = [(row, variant) for row in ROWS for variant in ROWS[row].variants]
 DIFFERENT = (
+    "vision.pos_emb_height",  # numbers that no program reads: tensors have their shapes
+    "vision.pos_emb_width",
+    "vision.pos_emb_time",
     "tokenizer.ggml.pre",
     "tokenizer.ggml.bos_token_id",  # where the tokenizer names none
     "tokenizer.ggml.unknown_token_id",  # which vocabularies of bytes never give
@@ -71,11 +74,12 @@ MORE = [
         "lighton_ocr",
         "deepseek_ocr2",
         "unlimited_ocr",
+        "kimi_k25",
     )
 ]
 # Whose generation_config.json names another end than their tokenizer, which the converter asks.
 END = "tokenizer.ggml.eos_token_id"
-OTHER_ENDS = ("deepseek_ocr2", "paddleocr_vl", "unlimited_ocr")
+OTHER_ENDS = ("deepseek_ocr2", "kimi_k25", "paddleocr_vl", "unlimited_ocr")
 AUDIO = ("a.", "mm.a.")
 AUDIO_KEYS = ("clip.audio.", "clip.has_audio")
 # Of CLIP's feed-forward layers and norms the converter writes other numbers than tensors have.
