@@ -132,7 +132,7 @@ def read_usm(features: Settings, bins: int, stride: int) -> UsmFrames:
         features.choice(key, (None,), None)
     rate = features.count("sampling_rate", RATE)
     frame, hop = (
-        round(rate * features.number(f"{part}_length_ms", usual) / 1000)
+        round(min(rate * features.number(f"{part}_length_ms", usual) / 1000, 2 * MAX_FRAME))
         for part, usual in (("frame", 20.0), ("hop", 10.0))
     )
     if not (1 < frame <= MAX_FRAME and frame // 8 < hop <= frame):

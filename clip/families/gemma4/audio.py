@@ -400,10 +400,15 @@ def read(top: Settings, features: Settings) -> Gemma4Audio:
 
 def _read_reach(c: Settings) -> Reach:
     """Raises ModelError."""
-    back = c.count("attention_context_left", 13, maximum=MAX_REACH) - 1
-    ahead = c.choice("attention_context_right", range(MAX_REACH + 1), 0)
-    if back < 1:
-        raise ModelError(f"{c.where}: attention_context_left is 1, expected 2 to {MAX_REACH}")
+    chunk, left = (
+        c.count(f"attention_{key}", usual, maximum=MAX_REACH)
+        for key, usual in (("chunk_size", 12), ("context_left", 13))
+    )
+    ahead, back = c.get("attention_context_right", 0), left - 1
+    if type(ahead) is not int or not 0 <= ahead <= MAX_REACH or back < 1:
+        raise ModelError(
+            f"{c.where}: attention_context_left is {left}, attention_context_right {ahead!r:.60}; "
+            f"expected 2 to {MAX_REACH}, and 0 to {MAX_REACH}"
+        )
     # transformers has positions for half of the tokens that a chunk sees
-    context = c.count("attention_chunk_size", 12, maximum=MAX_REACH) + back + ahead
-    return Reach(back, ahead, context // 2 - back)
+    return Reach(back, ahead, (chunk + back + ahead) // 2 - back)
