@@ -88,7 +88,7 @@ KERNELS: dict[str, tuple[Entry, ...]] = {
     "rope_columns": (Entry("rope of columns", "rotary.rope", constant="ROPE_COLUMNS"),),
     "rope_store": (Entry("rope and kv store", "rotary.kv_store", constant="ROPE_STORE"),),
     "short_conv": (Entry("short convolution", "short_conv"),),
-    "sigmoid_gate": (Entry("sigmoid gate", "sigmoid_gate"),),
+    "sigmoid_gate": (Entry("sigmoid gate", "sigmoid_gate", optional=True),),
     "silu_mul": (Entry("SwiGLU gate", "gated", optional=True, constant="SILU_MUL"),),
 }
 

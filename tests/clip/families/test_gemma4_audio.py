@@ -14,6 +14,9 @@ from mtmd.base.errors import ModelError
 from mtmd.clip.families.gemma4 import audio
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.kernels.gpu.table import choose
+from mtmd.kernels.graph import Type, graph_input, toposort
+from mtmd.kernels.plan.flash_choice import AttentionForm
 
 FEATURES: Mapping[str, Any] = {}
 
@@ -93,6 +96,33 @@ def test_what_no_gguf_says_is_not_written(other: dict[str, Any]) -> None:
     assert audio.to_gguf(read(**other)) is None
     assert audio.to_gguf(read({"mel_floor": 1e-5})) is None
     assert audio.to_gguf(read()) is not None
+
+
+class Described:
+    """Weights of which nothing but their types is known."""
+
+    def __init__(self, family: audio.Gemma4Audio) -> None:
+        self.shapes = {name: p.shape for name, p in family.parameters().items()}
+
+    def type_of(self, name: str, dtype: torch.dtype) -> Type:
+        return Type.contiguous(self.shapes[name], dtype)
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        raise NotImplementedError
+
+    def quant(self, name: str) -> None:  # noqa: ARG002
+        return None
+
+    order = quant
+
+
+def test_a_gpu_takes_all_of_it() -> None:
+    family = read(num_hidden_layers=1)
+    shape = (4, *family.resolution.largest_tile_type().shape)
+    tiles = graph_input("tiles", shape, torch.bfloat16, lambda tiles: tiles)
+    nodes = toposort(family.graph(tiles, Described(family), AttentionForm()))
+    reasons = {n.name: choose(n, lambda _: None).reason for n in nodes if n.inputs}
+    assert len(reasons) > 50 and not any(reasons.values())
 
 
 @pytest.mark.parametrize(
