@@ -23,13 +23,15 @@ ONE = re.compile(r"auto|cpu|mps|(cuda|xpu)(:[0-9]{1,4})?")
 ONE_OF_SEVERAL = re.compile(r"auto|cpu|cuda(:[0-9]{1,4})?")
 
 
-def backends_for(device: str = "auto", refuse: Sequence[str] = ()) -> list[Backend]:
+def backends_for(
+    device: str = "auto", refuse: Sequence[str] = (), records: bool = True
+) -> list[Backend]:
     """The backends of a device: the accelerator first, then the CPU, then the reference, which
     takes everything.
 
     device: auto, cpu, cuda, cuda:N, mps, xpu or xpu:N; auto is CUDA's where there is one. refuse:
-    rules of `Limited`, put in front of the preferred backend. Raises OptionError for a device that
-    is not there.
+    rules of `Limited`, put in front of the preferred backend. records: whether a GPU records runs
+    and replays them. Raises OptionError for a device that is not there.
     """
     fallback: list[Backend] = [Cpu(), Reference()]
     if not ONE.fullmatch(device):
@@ -45,11 +47,14 @@ def backends_for(device: str = "auto", refuse: Sequence[str] = ()) -> list[Backe
 
         backends = [TorchDevice(kind if kind == "mps" else f"xpu:{number}"), *fallback]
     elif count:
-        backends = [_gpu(number), *fallback]
+        backends = [_gpu(number, records), *fallback]
+    _check_records(records, backends)
     return [Limited(backends[0], refuse), *backends] if refuse else backends
 
 
-def several_backends(device: str = "auto", refuse: Sequence[str] = ()) -> list[Backend]:
+def several_backends(
+    device: str = "auto", refuse: Sequence[str] = (), records: bool = True
+) -> list[Backend]:
     """Return backends as `backends_for` does, with every GPU that `device` lets be, in its order:
     auto, cpu, cuda for all, or several between commas, such as cuda:1,cuda:0,cpu.
     """
@@ -67,14 +72,24 @@ def several_backends(device: str = "auto", refuse: Sequence[str] = ()) -> list[B
             raise _missing(name, kind, count)
         if name != "cpu":
             numbers += [int(index)] if index else range(count)
-    accelerators: list[Backend] = [_gpu(number) for number in dict.fromkeys(numbers)]
+    accelerators: list[Backend] = [_gpu(number, records) for number in dict.fromkeys(numbers)]
     cpu = Cpu()
+    _check_records(records, [*accelerators, cpu])
     if refuse:  # a stand-in for the first of them, or beside the CPU
         accelerators[:1] = [Limited(accelerators[0] if accelerators else cpu, refuse)]
     return [*accelerators, cpu, Reference()]
 
 
-def _gpu(number: int) -> Backend:
+def _check_records(records: bool, backends: Sequence[Backend]) -> None:
+    """Raise OptionError where nothing would be recorded anyway."""
+    if not records and not any(backend.fuses for backend in backends):
+        raise OptionError(
+            f"no_graphs: found the device {backends[0].name}, on which no run is recorded, "
+            "expected a GPU with Triton; leave the option out"
+        )
+
+
+def _gpu(number: int, records: bool) -> Backend:
     """Return the backend of a GPU: by our kernels, or by torch's alone where Triton is not
     installed, as on Windows.
     """
@@ -85,7 +100,7 @@ def _gpu(number: int) -> Backend:
         return TorchDevice(f"cuda:{number}", lacks=lacks)
     from mtmd.kernels.backends.gpu import Gpu
 
-    return Gpu(f"cuda:{number}")
+    return Gpu(f"cuda:{number}", records)
 
 
 def _devices(kind: str) -> int:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mtmd.base.text import one_line
 from mtmd.kernels.backends.side_stream import host_bytes, own_stream
 
 MAX_FAILED = 3  # captures, before no other is tried
@@ -54,7 +55,11 @@ def results_bytes(size: int) -> int:
 
 
 class Recorder(Protocol):
-    """All its recordings of one queue share memory: no two of them run at once."""
+    """All its recordings of one queue share memory: no two of them run at once. given_up: why it
+    records nothing any more; None while it does.
+    """
+
+    given_up: str | None
 
     def staging(self, size: int) -> Staging: ...
 
@@ -89,15 +94,19 @@ class PinnedStaging:
 class CudaGraphs:
     """CUDA's graphs, and HIP's. Values on the way lie in one pool of memory for each stream, which
     is as large as the largest of its runs needs: all of them are captured on one stream, as torch
-    gives memory of a pool again only where it was allocated, and none returns memory of it.
+    gives memory of a pool again only where it was allocated, and none returns memory of it. A graph
+    that does next to nothing is kept with each pool: torch takes no other capture into a pool all
+    of whose graphs are freed, as those of a plan that nobody needs any more.
     """
 
     def __init__(self, device: torch.device):
         self._device = device
         # torch's names of them, each with the stream of its captures, by stream
         self._pools: dict[int, tuple[Any, torch.cuda.Stream]] = {}
+        self._keepers: dict[int, Any] = {}  # a graph in each pool
         self._results: dict[int, Tensor] = {}  # by stream
         self._failed = 0
+        self.given_up: str | None = None
 
     def staging(self, size: int) -> Staging:
         return PinnedStaging(size, self._device)
@@ -111,23 +120,32 @@ class CudaGraphs:
         return stored
 
     def record(self, run: Callable[[], list[Tensor]]) -> Recording:
-        if self._failed >= MAX_FAILED:
-            raise RuntimeError(f"{MAX_FAILED} runs before could not be recorded")
+        if self.given_up is not None:
+            raise RuntimeError(self.given_up)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             own = torch.cuda.current_stream()
-            if own.cuda_stream not in self._pools:
+            number = own.cuda_stream
+            if number not in self._pools:
                 # What is recorded keeps the priority of the stream on which it was
                 made = own_stream(self._device, own.priority)
-                self._pools[own.cuda_stream] = torch.cuda.graph_pool_handle(), made
-            pool, stream = self._pools[own.cuda_stream]
+                self._pools[number] = torch.cuda.graph_pool_handle(), made
+            pool, stream = self._pools[number]
             stream.wait_stream(own)
             try:
                 with _capturing, _uncollected(), torch.cuda.stream(stream):
+                    if number not in self._keepers:
+                        keeper, mark = torch.cuda.CUDAGraph(), self._mark()
+                        self._captured(keeper, pool, lambda: [mark.zero_()])
+                        self._keepers[number] = keeper
                     outputs = self._captured(graph, pool, run)
-            except BaseException:
+            except BaseException as error:
                 self._failed += 1
-                self._pools[own.cuda_stream] = torch.cuda.graph_pool_handle(), stream
+                if self._failed >= MAX_FAILED:
+                    why = one_line(error, 200)
+                    self.given_up = f"{MAX_FAILED} runs could not be recorded; the last: {why}"
+                self._keepers.pop(number, None)
+                self._pools[number] = torch.cuda.graph_pool_handle(), stream
                 raise
 
         def replay() -> None:
@@ -135,6 +153,10 @@ class CudaGraphs:
                 graph.replay()
 
         return Recording(outputs, replay)
+
+    def _mark(self) -> Tensor:
+        """Return a number outside of any pool."""
+        return torch.zeros(1, dtype=torch.uint8, device=self._device)
 
     def _captured(
         self, graph: Any, pool: tuple[int, int], run: Callable[[], list[Tensor]]
@@ -163,6 +185,14 @@ class CudaGraphs:
 
 # Of all devices: what one thread waits for in a capture can end another's.
 _capturing = Lock()
+
+
+def wait_for_device(device: torch.device | None = None) -> None:
+    """Wait until a device, the current one by default, has done everything. CUDA takes no such wait
+    while a capture is under way on one of its streams, and ends the capture: so it comes after it.
+    """
+    with _capturing:
+        torch.cuda.synchronize(device)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from mtmd.base.errors import DeviceError, PlacementError
 from mtmd.base.extras import install_command
 from mtmd.kernels.backends.backend import Run
-from mtmd.kernels.backends.cuda_graphs import CudaGraphs
+from mtmd.kernels.backends.cuda_graphs import CudaGraphs, wait_for_device
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
 from mtmd.kernels.backends.side_stream import CudaSideStream, SideStream
 from mtmd.kernels.backends.vision_attention.choice import AttentionChoice
@@ -25,15 +25,18 @@ MIN_CAPABILITY = (8, 0)  # bf16 in matrix instructions, and asynchronous copies
 
 
 class Gpu:
-    """`name`: cuda:N, also for AMD cards, which torch calls so too."""
+    """`name`: cuda:N, also for AMD cards, which torch calls so too. records: whether runs are
+    recorded and replayed.
+    """
 
     native = False
-    fuses = blocks = side_streams = records = large_batches = True
+    fuses = blocks = side_streams = large_batches = True
 
-    def __init__(self, name: str = "cuda:0"):
+    def __init__(self, name: str = "cuda:0", records: bool = True):
         self.name = self.space = name
         self.device = torch.device(name)
-        self.recorder = CudaGraphs(self.device)
+        self.records = records
+        self.recorder = CudaGraphs(self.device) if records else None
         self._sides: dict[str, CudaSideStream] = {}
         self.attention = AttentionChoice(Saved(functools.partial(machine, self.device)))
 
@@ -74,7 +77,7 @@ class Gpu:
         return self._sides[use]
 
     def synchronize(self) -> None:
-        torch.cuda.synchronize(self.device)
+        wait_for_device(self.device)
 
     @property
     def compiles(self) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtmd.kernels.backends.backend import Run
+from mtmd.kernels.backends.cuda_graphs import wait_for_device
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
@@ -48,7 +49,7 @@ class Reference:
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            wait_for_device(self.device)
 
 
 def lower_reference(node: Node, in_place: bool = False) -> Run:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mtmd.base.errors import DeviceError
 from mtmd.kernels.backends.backend import Run
+from mtmd.kernels.backends.cuda_graphs import wait_for_device
 from mtmd.kernels.backends.operands import fewer_rows, operands, smaller
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
 from mtmd.kernels.backends.side_stream import SideStream
@@ -83,7 +84,7 @@ class TorchDevice:
         elif self.device.type == "xpu":
             torch.xpu.synchronize(self.device)
         elif self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            wait_for_device(self.device)
 
     def _ask(
         self, op: str, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]

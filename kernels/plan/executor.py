@@ -67,6 +67,8 @@ class Residency:
         self._stored: dict[tuple[int, str, torch.dtype, str], tuple[Any, Tensor]] = {}
         self._lock = Lock()
         self.bytes: Counter[str] = Counter()
+        self.moved = 0
+        """How often weights were moved: runs that were recorded read them where they were."""
 
     def get(self, node: Node, backend: Backend) -> Tensor:
         with self._lock:
@@ -97,6 +99,7 @@ class Residency:
             else:
                 location.copy_(stored[1])
                 stored[1].data = location
+                self.moved += 1
         return joint
 
     @staticmethod
@@ -164,7 +167,7 @@ class Executor:
         self._outputs = [slots[o] for o in plan.outputs]
         self.replay: Replay | None = None
         """Runs that are replayed; None where they are launched one by one, and why."""
-        self.not_replayed = self._make_replay()
+        self.not_replayed = self._make_replay(residency)
         self._residency = residency
         self._native: NativePlan | None = None
         self._may_be_native = any(s.backend.native for s in plan.steps)
@@ -255,7 +258,7 @@ class Executor:
             yield
         return [values[i] for i in self._outputs]  # type: ignore[misc]
 
-    def _make_replay(self) -> str | None:
+    def _make_replay(self, residency: Residency) -> str | None:
         recorders = (step.backend.recorder for step in self.plan.steps)
         recorder = next((r for r in recorders if r is not None), None)
         if recorder is None:
@@ -278,6 +281,7 @@ class Executor:
                 lambda node, value: _check(node, value, device, written[node]),
                 device,
                 self.plan.outputs,
+                lambda: residency.moved,
             )
         return reason
 

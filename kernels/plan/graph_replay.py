@@ -2,10 +2,12 @@
 of its inputs and the recording.
 
 Inputs have memory of their own for that, in which every run finds them: all that come from the host
-side by side, so that one copy brings them. States that a run writes in place (caches) are read
-where they lie; for another cache a run is recorded anew. Outputs, but for those that lie in a
-state, are part of what is replayed: they end where those of all recordings do, so that no recording
-keeps memory for its own, and are copied from there for the caller.
+side by side, so that one copy brings them. States that a run writes in place (caches) and weights
+are read where they lie; for another cache, and once weights were moved, a run is recorded anew.
+Outputs that lie in a state are found there in the state that a run is given, and no recording keeps
+one that nobody has any more. Others are part of what is replayed: they end where those of all
+recordings do, so that no recording keeps memory for its own, and are copied from there for the
+caller.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from threading import Lock, get_ident
 from typing import Any, TypeAlias
 
@@ -74,6 +77,27 @@ def recordings_bytes(queue: Iterable[tuple[Plan, int]]) -> dict[str, int]:
     return {space: size + 2 * results_bytes(results[space]) for space, size in values.items()}
 
 
+@dataclass(frozen=True)
+class _InState:
+    """Describes an output that lies in a state: in which, and how. offset: from its first value."""
+
+    state: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def locate(cls, value: Tensor, states: Sequence[Tensor]) -> _InState:
+        memory = [state.untyped_storage().data_ptr() for state in states]
+        number = memory.index(value.untyped_storage().data_ptr())
+        offset = int(value.storage_offset() - states[number].storage_offset())
+        return cls(number, value.shape, value.stride(), offset)
+
+    def of(self, states: Sequence[Tensor]) -> Tensor:
+        state = states[self.state]
+        return state.as_strided(self.shape, self.strides, state.storage_offset() + self.offset)
+
+
 class Replay:
     """`run` computes the outputs from a list with the inputs' values at their slots, and leaves the
     list as it is. One replay at a time: from any thread, one waits for the other.
@@ -88,11 +112,14 @@ class Replay:
         check: Check,
         device: torch.device,
         outputs: Sequence[Node],
+        moved: Callable[[], int],
     ):
+        """`moved`: how often weights were moved so far."""
         self._states = [(s, n) for s, n in inputs if n.attrs.get("state")]
         self._inputs = [(s, n) for s, n in inputs if not n.attrs.get("state")]
         self._template, self._run, self._recorder = template, run, recorder
         self._check, self._device, self._outputs = check, device, tuple(outputs)
+        self._moved = moved
         self._before, self._lock = BEFORE, Lock()
         # Those that have run it: libraries have handles for each, which cannot be made meanwhile
         self._threads: set[int] = set()
@@ -100,6 +127,7 @@ class Replay:
         self._hosted: dict[Node, Tensor] = {}  # of those, what the host writes
         self._staging: Staging | None = None
         self._recording: Recording | None = None
+        self._in_states: dict[Node, _InState] = {}  # outputs
         self._key: tuple[int, ...] = ()
         self.recorded = self.replayed = 0
         self.failure: str | None = None
@@ -118,7 +146,7 @@ class Replay:
                 self._threads.add(here)
                 return None
             states = [self._filled(node, batch) for _, node in self._states]
-            key = tuple(state.data_ptr() for state in states)
+            key = (self._moved(), *(state.data_ptr() for state in states))
             new = self._recording is None or key != self._key
             if new and here not in self._threads:
                 self._threads.add(here)
@@ -133,9 +161,10 @@ class Replay:
             except torch.AcceleratorError as error:
                 raise DeviceError(f"{BROKEN} ({_line(error)}); start the process again") from error
             self.replayed += 1
+            copied = iter(self._recording.outputs)
             return [
-                value if node.is_in_state else value.clone()
-                for node, value in zip(self._outputs, self._recording.outputs, strict=True)
+                self._in_states[node].of(states) if node.is_in_state else next(copied).clone()
+                for node in self._outputs
             ]
 
     def _filled(self, node: Node, batch: Any) -> Tensor:
@@ -177,10 +206,16 @@ class Replay:
             values[slot] = self._locations[node]
         returned = [node for node in self._outputs if not node.is_in_state]
         locations = _side_by_side(returned, self._recorder.results(size_of(returned)))
+        in_states = {}
 
         def run() -> list[Tensor]:
-            results = zip(self._outputs, self._run(values), strict=True)
-            return [locations[n].copy_(value) if n in locations else value for n, value in results]
+            copied = []
+            for node, value in zip(self._outputs, self._run(values), strict=True):
+                if node in locations:
+                    copied.append(locations[node].copy_(value))
+                else:
+                    in_states[node] = _InState.locate(value, states)
+            return copied
 
         try:
             recording = self._recorder.record(run)
@@ -196,7 +231,7 @@ class Replay:
             self.failure = _line(error)
             log.warning("runs are not recorded, and launched one by one: %s", self.failure)
             return None
-        self.recorded += 1
+        self.recorded, self._in_states = self.recorded + 1, in_states
         return recording
 
 

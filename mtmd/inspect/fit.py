@@ -52,7 +52,7 @@ NO_USE = (
         "split",
         "tp",
     ),
-    *("kernels", "vision_attention"),
+    *("kernels", "vision_attention", "no_graphs"),
 )
 
 

@@ -87,7 +87,9 @@ class LoadedModel:
         if group is not None and device.startswith("cuda"):
             device = f"cuda:{group.rank}"
         find = several_backends if chosen.fit or chosen.split == "layer" else backends_for
-        self.backends = list(backends) if backends else find(device, chosen.refuse)
+        self.backends = (
+            list(backends) if backends else find(device, chosen.refuse, not chosen.no_graphs)
+        )
         self.programs = None if backends else saved_programs(chosen.kernels, self.backends[0])
         ask_for(chosen.vision_attention, self.backends)
         if not self.backends[0].blocks:

@@ -14,7 +14,7 @@ from mtmd.checkpoint.requantize import weights_note
 from mtmd.clip.encoder import TowerEncoder
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.warmup import check_encoder, encoder_graphs, preprocessing_facts
-from mtmd.kernels.backends import Limited
+from mtmd.kernels.backends import Backend, Limited
 from mtmd.kernels.backends.torch_device import TorchDevice
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.ahead.compilations import ahead
@@ -158,6 +158,16 @@ def refusal_warnings(placements: Sequence[Placement]) -> tuple[str, ...]:
         f"runs on {r.runs_on}"
         for p in placements
         for r in p.refused
+    )
+
+
+def recording_warnings(backends: Sequence[Backend]) -> tuple[str, ...]:
+    """A line for each device that was to record runs and does not any more."""
+    given_up = ((b.name, b.recorder.given_up) for b in backends if b.recorder is not None)
+    return tuple(
+        f"steps are launched kernel by kernel on {name}, which is slower: {why}"
+        for name, why in dict(given_up).items()
+        if why is not None
     )
 
 

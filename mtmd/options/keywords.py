@@ -116,6 +116,11 @@ class LoadKeywords(TypedDict, total=False):
     supported), or auto: the one that the warm-up measured to be faster.
     """
 
+    no_graphs: bool | None
+    """on a GPU, launch each kernel anew in every step; without this option, a step that comes
+    again is recorded as a CUDA graph and replayed, which is faster and takes more memory.
+    """
+
     preprocess: Literal["auto", "host"] | None
     """where to resize and normalize pictures: host, or auto: on a GPU, in 120 MiB of its memory,
     if the result is equal to the bit.

@@ -219,6 +219,13 @@ class LoadOptions:
         "where supported), or auto: the one that the warm-up measured to be faster",
         preset=True,
     )
+    no_graphs: bool = option(
+        False,
+        FLAG,
+        "on a GPU, launch each kernel anew in every step; without this option, a step that comes "
+        "again is recorded as a CUDA graph and replayed, which is faster and takes more memory",
+        preset=True,
+    )
     preprocess: str = option(
         "auto",
         one_of("auto", "host", metavar="WHERE"),

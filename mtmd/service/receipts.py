@@ -11,7 +11,13 @@ from mtmd.kernels.resources.compiled import kernels_compiled
 from mtmd.llm.sampling.options import DRAWING, NOTHING_RECOMMENDED, AppliedSampling, Sampling
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.ranks_report import ranks_warnings
-from mtmd.loaded.report import attention_report, layout_text, preprocessed_where, refusal_warnings
+from mtmd.loaded.report import (
+    attention_report,
+    layout_text,
+    preprocessed_where,
+    recording_warnings,
+    refusal_warnings,
+)
 from mtmd.options.answer import AnswerOptions
 from mtmd.prompt.bridge import Prepared
 from mtmd.receipt import Receipt, SamplingReceipt
@@ -90,6 +96,7 @@ def model_warnings(loaded: LoadedModel) -> tuple[str, ...]:
     """Return the warnings that every receipt of the model has."""
     return (
         *refusal_warnings(loaded.placements),
+        *recording_warnings(loaded.backends),
         *ranks_warnings(loaded),
         *thread_warnings(loaded.backends[0], loaded.cores),
     )

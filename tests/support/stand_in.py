@@ -173,6 +173,7 @@ class StandInRecorder:
     def __init__(self) -> None:
         self.active: _Recorder | None = None
         self.recordings = self.replays = 0
+        self.given_up: str | None = None
         self.ops: set[str] = set()
         self._results = torch.empty(0, dtype=torch.uint8)
 

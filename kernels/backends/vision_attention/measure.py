@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mtmd.base.errors import DeviceError
 from mtmd.base.text import mib, one_line, printable
+from mtmd.kernels.backends.cuda_graphs import wait_for_device
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.kernel import Kernel, types_of
 from mtmd.kernels.trials import Measured, Trial
@@ -49,7 +50,7 @@ class CudaProbe:
 
     def seconds(self, run: Callable[[], Tensor]) -> float:
         with torch.cuda.device(self.device):
-            torch.cuda.synchronize()
+            wait_for_device()
             flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=self.device)
             for _ in range(BEFORE):
                 run()
@@ -71,11 +72,11 @@ class CudaProbe:
         return statistics.median(result)
 
     def extra_bytes(self, run: Callable[[], Tensor]) -> int:
-        torch.cuda.synchronize(self.device)
+        wait_for_device(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
         result = run()
-        torch.cuda.synchronize(self.device)
+        wait_for_device(self.device)
         return torch.cuda.max_memory_allocated(self.device) - before - result.nbytes
 
 

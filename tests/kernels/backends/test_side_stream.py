@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from mtmd.base.errors import OptionError
+from mtmd.kernels.backends import backends_for, several_backends
 from mtmd.kernels.backends.cuda_graphs import MAX_FAILED, CudaGraphs
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.side_stream import STREAMS, CudaSideStream, host_bytes, own_stream
@@ -173,12 +176,14 @@ class Graphs:
                 outer.captures.append((*driver.entered[-1], pool))
 
             def capture_end(self):
-                outer.note("end")
+                broken = outer.notes[-1] == "run" and "run" in outer.refuses
+                outer.note("end", broken)  # as CUDA says then
 
         def pool():
             self.pools += 1
             return self.pools
 
+        monkeypatch.setattr(CudaGraphs, "_mark", lambda _: torch.ones(1))
         monkeypatch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", pool)
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -186,9 +191,9 @@ class Graphs:
             torch._C, "_cuda_endAllocateToPool", lambda *at: self.notes.append(at), raising=False
         )
 
-    def note(self, name):
+    def note(self, name, refused=False):
         self.notes.append(name)
-        if name in self.refuses:
+        if name in self.refuses or refused:
             raise RuntimeError(f"{name} is not permitted")
 
 
@@ -201,12 +206,24 @@ def test_each_queue_has_a_pool_and_a_stream_of_captures_that_is_nobody_elses(dri
         for own in queues:
             monkeypatch.setattr(torch.cuda, "current_stream", lambda *_, own=own: own)
             assert card.recorder.record(lambda: ["result"]).outputs == ["result"]
-    encode, decode = graphs.captures[:2]
-    assert graphs.captures == [encode, decode] * 2 * STREAMS and graphs.pools == 2
+    encode, decode = graphs.captures[0], graphs.captures[2]
+    # The first of each queue is kept: a pool that no graph uses is gone for good
+    assert graphs.captures[:4] == [encode, encode, decode, decode] and graphs.pools == 2
+    assert graphs.captures[4:] == [encode, decode] * (2 * STREAMS - 1)
     assert encode[0] is not decode[0] and encode[1:] == (0, 1) and decode[1:] == (-1, 2)
     others = {id(s.cuda_stream) for side in sides for s in (side._stream, side._first)}
     assert len(others) == 4 and not others & {id(encode[0]), id(decode[0])}
     assert len(driver.calls) == 4 * STREAMS  # each capture waits for what was asked before
+
+
+def test_a_card_that_records_nothing(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for chosen in (backends_for, several_backends):
+        for records in (True, False):
+            card, *_ = chosen("cuda", records=records)
+            assert (card.records, card.recorder is not None) == (records, records)
+        with pytest.raises(OptionError, match="no_graphs: found the device cpu"):
+            chosen("cpu", records=False)
 
 
 @pytest.mark.parametrize("at", ["begin", "run", "end"])
@@ -220,10 +237,9 @@ def test_a_capture_that_fails_leaves_the_thread_where_it_was(at, driver, monkeyp
         graphs.note("run")
         return ["result"]
 
-    assert recorder.record(run).outputs == ["result"] and graphs.notes == ["begin", "run", "end"]
+    assert recorder.record(run).outputs == ["result"]
+    assert graphs.notes == ["begin", "end", "begin", "run", "end"]
     graphs.refuses.add(at)
-    if at == "run":
-        graphs.refuses.add("end")  # as CUDA then says; what is told is why
     for failed in range(MAX_FAILED):
         graphs.notes.clear()
         with pytest.raises(RuntimeError, match=f"{at} is not permitted"):
@@ -233,7 +249,9 @@ def test_a_capture_that_fails_leaves_the_thread_where_it_was(at, driver, monkeyp
     stream = {capture[0] for capture in graphs.captures}
     assert len(stream) == 1 and graphs.pools == 1 + MAX_FAILED
     graphs.refuses.clear()
-    with pytest.raises(RuntimeError, match="3 runs before could not be recorded"):
+    reported = f"3 runs could not be recorded; the last: {at} is not permitted"
+    assert recorder.given_up == reported
+    with pytest.raises(RuntimeError, match=reported):
         recorder.record(run)
 
 
@@ -292,3 +310,21 @@ def test_results_of_each_queue_lie_in_one_place(monkeypatch):
         result.append(graphs.results(size))
     assert [f.nbytes for f in result] == 2 * [512, 512, 512, 1024]
     assert result[0] is result[1] is result[2] and result[0].data_ptr() != result[4].data_ptr()
+
+
+def test_no_wait_for_a_whole_device_beside_a_capture(driver, monkeypatch):
+    """CUDA would end the capture, and the wait with an error."""
+    graphs, card = Graphs(driver, monkeypatch), Gpu("cuda:0")
+    own = torch.cuda.Stream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: own)
+    waits = threading.Thread(target=card.synchronize)
+
+    def run():
+        waits.start()
+        waits.join(0.05)
+        assert waits.is_alive() and "device is done" not in driver.calls
+        return ["result"]
+
+    card.recorder.record(run)
+    waits.join()
+    assert driver.calls[-1] == "device is done" and graphs.notes[-1] == "end"

@@ -91,6 +91,40 @@ def test_a_state_is_handed_over_as_it_lies() -> None:
     assert more == out.type.bytes and plain.copied_out == ()
 
 
+def test_a_recording_keeps_no_state() -> None:
+    """A cache that nobody has any more is freed, though runs on it were recorded."""
+    saved, out = graph()
+    subject, state = executor(StandIn(), saved, out), torch.zeros(SLOTS, 1, 3)
+    for number in range(4):
+        result = subject.run(batch(state, number))[0]
+        assert result.data_ptr() == state.data_ptr() and torch.equal(result, state)
+    assert subject.replay is not None and subject.replay._recording is not None
+    assert storage(state) not in set(map(storage, subject.replay._recording.outputs))
+
+
+def test_weights_that_were_moved_are_another_recording() -> None:
+    """By a plan that has several of them in one product, where they are parts of one tensor."""
+    device, residency = StandIn(), Residency()
+    assert device.recorder is not None
+    source = SimpleNamespace(read=lambda name, dtype: torch.full((2, 3), float(name), dtype=dtype))
+
+    def weight(name: str, rows: int = 2, **attrs: Any) -> Node:
+        kind = Type.contiguous((rows, 3), torch.float32)
+        return Node("weight", (), kind, {"source": source, **attrs}, name)
+
+    rows = graph_input("rows", (2, 3), torch.float32, lambda b: b.rows)
+    parts = weight("2"), weight("3")
+    subject = Executor(make_plan([ops.matmul(rows, parts[0], name="one")], [device]), residency)
+    given = SimpleNamespace(rows=torch.ones(2, 3))
+    for _ in range(4):
+        expected = subject.run(given)[0]
+    joint = ops.matmul(rows, weight("joint", 4, parts=parts), name="both")
+    Executor(make_plan([joint], [device]), residency).run(given)
+    assert device.recorder.recordings == 1 and residency.moved == 1
+    assert torch.equal(subject.run(given)[0], expected) and device.recorder.recordings == 2
+    assert torch.equal(subject.run(given)[0], expected) and device.recorder.recordings == 2
+
+
 def test_recordings_keep_no_results_of_their_own() -> None:
     """What they return lies in one place for all of them, which a larger one replaces."""
     device = StandIn()

@@ -292,6 +292,7 @@ def test_every_option_of_describe_is_tried_here() -> None:
         *RANKS,
         "--kernels",  # tests/mtmd/inspect/test_save_kernels.py
         "--vision-attention",  # tests/mtmd/loaded/test_vision_attention.py
+        "--no-graphs",  # tests/kernels/backends/test_side_stream.py
         "--preprocess",  # tests/mtmd/loaded/test_preprocessing.py
         *VIDEOS,
         "--each",  # tests/mtmd/commands/test_new_user.py
@@ -392,6 +393,7 @@ def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
         "--no-compile",
         "--save",  # these in tests/mtmd/inspect/test_save_kernels.py
         "--kernels",
+        "--no-graphs",
         "--vision-attention",
         "--preprocess",
         "--memory-limit",

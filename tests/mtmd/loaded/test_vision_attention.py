@@ -5,6 +5,7 @@ for, measured, told in report and receipt, and the same embeddings by any.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.loaded import report
 from mtmd.loaded.vision_attention import ask_for, know_shapes, reported, vision_attention
 from mtmd.options.load import LoadOptions
+from mtmd.service.receipts import model_warnings
 
 FAMILY = Gemma3Vision(
     vit=VitParams(layers=2, width=48, ffn=64, heads=2, eps=1e-6, gelu="tanh"),
@@ -241,6 +243,19 @@ def test_the_receipt_tells(demo, monkeypatch):
     assert plain == report.attention_kernels(demo.loaded.placements)
     monkeypatch.setattr(report, "reported", lambda _: "torch cuDNN")
     assert report.attention_report(demo.loaded) == {**plain, "encoder": "flash, by torch cuDNN"}
+
+
+def test_the_receipt_tells_that_nothing_is_recorded_any_more(demo, monkeypatch):
+    assert not any("recorded" in text for text in model_warnings(demo.loaded))
+    recorder = SimpleNamespace(given_up="3 runs could not be recorded; the last: no memory")
+    card = SimpleNamespace(name="cuda:0", recorder=recorder)
+    assert report.recording_warnings([card, Cpu(), card]) == (
+        "steps are launched kernel by kernel on cuda:0, which is slower: "
+        "3 runs could not be recorded; the last: no memory",
+    )
+    monkeypatch.setattr(demo.loaded, "backends", [card, *demo.loaded.backends])
+    monkeypatch.setattr("mtmd.service.receipts.thread_warnings", lambda *_: ())
+    assert model_warnings(demo.loaded)[-1].endswith("the last: no memory")
 
 
 def test_several_kernels_are_told_apart(tmp_path):
