@@ -2,15 +2,17 @@
 [--only NAME ...] [--out [FOLDER]] [--tune] [--dry-run]`.
 
 Parts (`gpu_kernels/parts.py`) come in the order of their worth, each in a process of its own and
-for so many seconds at most. A part is rows: each is a line of JSON as soon as it is there, with
-what was aimed at and whether that was reached. A row that fails leaves the others; one that takes
-the process or the device down, too: the part goes on after it in another process. A kernel whose
-result is wrong is not timed.
+for so many seconds at most; those that take no times, compiling, cases and answers, run at once, by
+all cores. A part is rows: each is a line of JSON as soon as it is there, with what was aimed at and
+whether that was reached, and what had been predicted. A row that fails leaves the others; one that
+takes the process or the device down, or never ends, too: the part goes on after it in another
+process. A kernel whose result is wrong is not timed.
 
 Times are medians of runs replayed from a CUDA graph, with the L2 cache flushed before each
 (triton.testing.do_bench), or, of models, by the host's clock. Results go to the terminal and, with
---out, to a folder as they come, `lines.jsonl` and `report.md`. --budget ends parts, and leaves out
-those for which nothing is left. The package need not be installed.
+--out, to a folder as they come, `lines.jsonl` and `report.md`: what was measured is there whenever
+the script is killed. --budget ends parts, and leaves out those for which nothing is left. The
+package need not be installed.
 
 --dry-run, on any machine: every part makes its rows with small problems on the CPU and in Triton's
 interpreter, times nothing, and says what it would run and for how long.
@@ -29,7 +31,8 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,9 @@ from gpu_kernels.package import find_package
 
 RESULTS = Path(__file__).parent / "results"
 MINIMUM = 0.5  # of its seconds; with less a part is left out: to load a model takes as much
+ENOUGH_S = 20  # for one that takes no times, and begins with what is most worth
 SPARE_S = 3  # of the budget, for the report
+WRITTEN_S = 1  # how often the report is written anew
 NO_END = float("inf")
 DRY_S = 300  # of a part in a dry run: the interpreter takes its time, and nothing waits for it
 
@@ -104,6 +109,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--after", help=argparse.SUPPRESS)
     parser.add_argument("--rates", type=json.loads, default={}, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=NO_END, help=argparse.SUPPRESS)
+    parser.add_argument("--share", type=int, nargs=2, default=(0, 1), help=argparse.SUPPRESS)
     parser.add_argument("--run-cases", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.device = {"cuda": "cuda:0"}.get(options.device, options.device)
@@ -143,10 +149,11 @@ def describe(options: argparse.Namespace) -> str:
 def run_all(
     title: str, what: str, parts: list[tuple[Any, str | None]], options: argparse.Namespace
 ) -> int:
-    """Every part; results are kept line by line, and a report of all so far after each part."""
+    """Every part; results are kept line by line, and a report of all so far."""
+    from gpu_kernels.processes import merged
     from gpu_kernels.report import dry_report, outcome, report, summary
 
-    begun, folder = time.monotonic(), None
+    begun, written, folder = time.monotonic(), 0.0, None
     if options.out is not None:
         folder = Path(options.out) if options.out else RESULTS / title.lower().replace(" ", "-")
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,30 +161,46 @@ def run_all(
     lines: list[dict[str, Any]] = []
     given: list[tuple[Any, float]] = []
 
-    def keep() -> str:
-        text = dry_report(what, given, lines) if options.dry_run else report(title, what, lines)
-        if folder:
-            (folder / "report.md").write_text(text)
-        return text if options.dry_run else summary(lines)
+    def keep(line: dict[str, Any] | None = None) -> None:
+        nonlocal written
+        if folder and line is not None:
+            with (folder / "lines.jsonl").open("a") as saved:
+                saved.write(json.dumps(line) + "\n")
+        if folder and (line is None or time.monotonic() - written > WRITTEN_S):
+            text = dry_report(what, given, lines) if options.dry_run else report(title, what, lines)
+            (folder / "report.md.part").write_text(text)
+            (folder / "report.md.part").replace(folder / "report.md")  # whole at every moment
+            written = time.monotonic()
 
     try:
-        for part, op in parts:
+        for group in at_once(parts, options):
             elapsed = time.monotonic() - begun
             used = 0 if options.dry_run else elapsed  # which has all parts
-            seconds = min(float(part.seconds), options.budget - used - SPARE_S)
-            given.append((part, max(seconds, 0)))
-            print(f"{elapsed:4.0f} s: {part.name}, {seconds:.0f} s at most", flush=True)
-            for line in lines_of(part, op, seconds, rates(lines), options):
+            sources: list[Iterator[dict[str, Any]]] = []
+            for part, op in group:
+                seconds = min(float(part.seconds), options.budget - used - SPARE_S)
+                given.append((part, max(seconds, 0)))
+                print(f"{elapsed:4.0f} s: {part.name}, {seconds:.0f} s at most", flush=True)
+                sources += lines_of(part, op, seconds, rates(lines), options)
+            for line in sources[0] if len(sources) == 1 else merged(sources):
                 lines.append(line)
-                if folder:
-                    with (folder / "lines.jsonl").open("a") as saved:
-                        saved.write(json.dumps(line) + "\n")
+                keep(line)
                 if text := outcome(line):
                     print(text, flush=True)
-            keep()
     finally:
-        print(f"\n{keep()}", flush=True)
+        keep()
+        text = dry_report(what, given, lines) if options.dry_run else summary(lines)
+        print(f"\n{text}", flush=True)
     return int(any("failure" in line for line in lines))
+
+
+def at_once(
+    parts: Sequence[tuple[Any, str | None]], options: argparse.Namespace
+) -> Iterator[list[tuple[Any, str | None]]]:
+    """Parts by groups that run at once: those that follow each other and take no times."""
+    for alongside, group in groupby(parts, lambda one: one[0].alongside and not options.dry_run):
+        together = list(group)
+        yield from [together] if alongside else ([one] for one in together)
 
 
 def rates(lines: list[dict[str, Any]]) -> dict[str, float]:
@@ -191,12 +214,14 @@ def lines_of(
     seconds: float,
     measured: dict[str, float],
     options: argparse.Namespace,
-) -> Iterator[dict[str, Any]]:
+) -> list[Iterator[dict[str, Any]]]:
+    """Of each process of a part."""
+    from gpu_kernels.ahead import cores
     from gpu_kernels.processes import part_lines
 
-    if seconds < part.seconds * MINIMUM:
-        yield {"part": part.name, "no_time_for": ["all of it: too little of the budget is left"]}
-        return
+    if seconds < (ENOUGH_S if part.alongside else part.seconds * MINIMUM):
+        left = {"part": part.name, "no_time_for": ["all of it: too little of the budget is left"]}
+        return [iter([left])]
     command = [sys.executable, __file__, "--part", "--only", part.name, "--device", options.device]
     command += ["--tune"] * options.tune + ["--dry-run"] * options.dry_run
     command += ["--op", op] * (op is not None) + ["--rates", json.dumps(measured)]
@@ -205,8 +230,18 @@ def lines_of(
         environment["CUDA_VISIBLE_DEVICES"] = ""
         if not part.compiles:
             environment["TRITON_INTERPRET"] = "1"
-    limit = DRY_S if options.dry_run else seconds
-    yield from part_lines(part.name, command, environment, limit)
+    seconds, row_seconds = (DRY_S, DRY_S) if options.dry_run else (seconds, float(part.row_seconds))
+    count = max(1, cores() - 2) if part.processes and not options.dry_run else 1
+    return [
+        part_lines(
+            part.name,
+            [*command, "--share", str(number), str(count)],
+            environment,
+            seconds,
+            row_seconds,
+        )
+        for number in range(count)
+    ]
 
 
 def run_part(parts: list[tuple[Any, str | None]], options: argparse.Namespace) -> int:
@@ -222,6 +257,7 @@ def run_part(parts: list[tuple[Any, str | None]], options: argparse.Namespace) -
         options.op,
         options.rates,
         time.monotonic() + options.seconds,
+        tuple(options.share),
     )
     if not options.dry_run:
         import torch

@@ -37,18 +37,25 @@ need Triton, `pip install 'mtmd[gpu]'`, all else does not). Times are estimates,
 
 ## On a machine with a GPU
 
-    python benchmarks/gpu.py --budget 580 --out FOLDER       # in ten minutes, what matters most
+    python benchmarks/gpu.py --budget 240 --out FOLDER       # in four minutes, what decides most
     python benchmarks/gpu.py --only sanitizer tests          # parts by name, or all of one op's kernels: --only moe
     python benchmarks/gpu.py --dry-run                       # on any machine: what would be run, tried with small problems
     pytest --device cuda                                     # kernels' cases, the families' tiny models, the demo model
 
-`benchmarks/gpu.py` measures what the card copies and multiplies, compiles every program by all cores, runs all cases of the kernels and the demo model,
-and then times: attention against each of torch's, decoding in the shapes of Gemma 3 4B and an 8B model with 1 to 64 sequences, pictures of 896 px
-against transformers, the first picture after the start against the tenth; and has compute-sanitizer look. Each row says what was aimed at, whether it
-was reached, and, of models, what is estimated below. Parts come in the order of their worth (`benchmarks/gpu_kernels/parts.py`), each in a process of its own with
-so many seconds at most; `--budget` leaves out those for which too little is left. What fails costs a row. It needs torch, Triton, numpy, Pillow,
-safetensors and tokenizers, transformers to be compared with, pytest for the tests, and no network. The package need not be installed; for pytest, where it cannot be
-(setuptools before 77), `PYTHONPATH=$(python tools/editable_types.py) pytest --device cuda`. [Its dry run](../benchmarks/results/2026-11-26-gpu-dry-run.md).
+`benchmarks/gpu.py` goes through parts in the order of their worth (`benchmarks/gpu_kernels/parts.py`), each for so many seconds at most; `--budget` leaves out those for which too
+little is left:
+
+1. What the card copies and multiplies.
+2. At once, by all cores: every case of every kernel compiled, run and compared with its op's reference, one of each op and then another; the demo model's answers against the
+   CPU's; and golden checkpoints, if a folder `shared/golden` is in the repository or beside it, against the tokens that transformers gave.
+3. Decoding in the shape of Gemma 3 4B in BF16, Q4_K and Q8_0 with 1 to 64 sequences: tokens a second, and the share of what the card copies. Attention at head size 72
+   against each of torch's. Pictures of 896 px against transformers, and the first picture after the start against the tenth.
+4. Attention at other head sizes, compute-sanitizer, an 8B model, attention to pages, quantized products, all other kernels, resized pictures, `pytest --device`.
+
+Each row says what was aimed at, whether it was reached, and what is estimated below. A row that fails, takes its process or the device down, or never ends, costs itself: the part
+goes on after it in another process. `lines.jsonl` has every row as soon as it is there, and `report.md` is whole at every second, so a script that is killed leaves what it has measured.
+It needs torch, Triton, numpy, Pillow, safetensors and tokenizers, transformers to be compared with, pytest for the tests, and no network. The package need not be installed; for
+pytest, where it cannot be (setuptools before 77), `PYTHONPATH=$(python tools/editable_types.py) pytest --device cuda`. [Its dry run](../benchmarks/results/2026-11-27-gpu-dry-run.md).
 
 ## Compiled ahead
 

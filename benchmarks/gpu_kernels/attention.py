@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from gpu_kernels.ceilings import COPY, PRODUCT
+from gpu_kernels.predictions import cells_of
 from gpu_kernels.rows import Aim, Cells, Row, Setting, Task, first_line, is_gone, judged, must
 
 
@@ -67,14 +69,17 @@ TILES = (
     (16, 128, 4, 2),
     (16, 32, 4, 2),
 )
-MIN_TFLOPS = {72: 400}  # by head size, of 8 x 4096 patches on a card of compute capability 9.0
+FIRST = 72  # a head size
+MIN_TFLOPS = {FIRST: 400}  # by head size, of 8 x 4096 patches on a card of compute capability 9.0
 TITLE = "Attention, against torch's"
 
 
-def tasks(setting: Setting) -> Iterator[Task]:
-    for shape in SHAPES:
+def tasks(setting: Setting, first: bool = False) -> Iterator[Task]:
+    """`first`: what an encoder's head of 72 takes, and no more; else the others."""
+    shapes = [shape for shape in SHAPES if (shape.width == FIRST) == first]
+    for shape in shapes:
         yield Task(named(shape), functools.partial(measured, shape, setting))
-    for shape in SHAPES if setting.tune else ():
+    for shape in shapes if setting.tune else ():
         yield Task(f"tiles: {named(shape)}", functools.partial(tuned, shape, setting))
 
 
@@ -84,19 +89,22 @@ def named(shape: Shape) -> str:
 
 def programs(target: str) -> Iterator[Any]:
     """What the timed shapes launch on a target."""
+    return (program for shape in SHAPES for program in programs_of(shape, target))
+
+
+def programs_of(shape: Shape, target: str) -> Iterator[Any]:
     from mtmd.kernels.backends.vision_attention.candidates import CARRIED, TILES
     from mtmd.kernels.gpu.table import KERNELS
     from mtmd.kernels.graph import Type
 
-    for shape in SHAPES:
-        given, options = problem(shape, "meta")
-        types = [Type.of(x) for x in given[:3]]
-        yield from KERNELS["attention"][0].load().launched(*types, **options)
-        if any(kernel.rejects(*types, **options) is not None for kernel in TILES.values()):
-            continue
-        carried = CARRIED.values() if target == "cuda:90" and not shape.causal else ()
-        for kernel in (*TILES.values(), *carried):
-            yield from kernel.programs(*types, **options)
+    given, options = problem(shape, "meta")
+    types = [Type.of(x) for x in given[:3]]
+    yield from KERNELS["attention"][0].load().launched(*types, **options)
+    if any(kernel.rejects(*types, **options) is not None for kernel in TILES.values()):
+        return
+    carried = CARRIED.values() if target == "cuda:90" and not shape.causal else ()
+    for kernel in (*TILES.values(), *carried):
+        yield from kernel.programs(*types, **options)
 
 
 def compare(label: str, given: tuple[Any, ...], got: Any, options: dict[str, Any]) -> str | None:
@@ -149,6 +157,8 @@ def measured(shape: Shape, setting: Setting) -> Row:
     label, real = named(shape), shape
     if setting.dry:
         shape = shape.small
+    else:
+        compile_first(shape, setting)
     given, options = problem(shape, setting.device, exact=setting.dry)
     attend = KERNELS["attention"][0].load().run
     must(compare(label, given, attend(*given, **options), options))
@@ -189,6 +199,7 @@ def measured(shape: Shape, setting: Setting) -> Row:
         "SDPA ms": chosen,
         "best of ours": f"{best}, {rate:.4g} {unit}",
         "of ceiling": "-" if share is None else share,
+        **cells_of("attention", given[:3], options, ours[best], setting),
         "best of torch's": other,
         "ratio": ratio,
     }
@@ -199,6 +210,17 @@ def measured(shape: Shape, setting: Setting) -> Row:
         minimum = MIN_TFLOPS[real.width]
         aims.append(Aim(f"{label}: TFLOP/s", flops(shape) / ours[best] / 1e9, minimum=minimum))
     return Row(cells, TITLE, tuple(aims))
+
+
+def compile_first(shape: Shape, setting: Setting) -> None:
+    """All forms by all cores, and not one after the other as they are launched."""
+    from mtmd.base.errors import PlacementError
+    from mtmd.kernels.backends.gpu import Gpu
+    from mtmd.kernels.gpu.ahead.compiling import compile_all
+
+    target = Gpu(setting.device).target
+    with suppress(PlacementError):  # the form that is refused says so where it is tried
+        compile_all(target, list(programs_of(shape, target)))
 
 
 def flops(shape: Shape) -> float:
@@ -212,9 +234,9 @@ def speed(shape: Shape, ms: float, setting: Setting) -> tuple[float, str, float 
     """
     if shape.rows == 1:
         rate = 2 * 2 * shape.batch * shape.groups * shape.keys * shape.width / ms * 1e3
-        return rate / 1e9, "GB/s", setting.share(rate, COPY)
+        return rate / 1e9, "GB/s", setting.part_of(rate, COPY)
     rate = flops(shape) / ms * 1e3
-    return rate / 1e12, "TFLOP/s", setting.share(rate, PRODUCT)
+    return rate / 1e12, "TFLOP/s", setting.part_of(rate, PRODUCT)
 
 
 def is_hopper() -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 from gpu_kernels import pictures
@@ -15,22 +16,25 @@ DRY = 3  # cases of an op that a dry run makes: its first ones that are exact, w
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """A dry run has some of those that are exact."""
+    """One of each op, then another: whenever time is up, something of each was seen. A dry run has
+    some of those that are exact.
+    """
     from mtmd.kernels.gpu.table import KERNELS
 
-    for op in KERNELS:
-        if setting.op not in (None, op):
-            continue
-        left = DRY
-        for kernel in kernels(op):
-            for case in kernel.cases:
-                here = setting.dry and left > 0 and is_exact(case)
-                left -= here
-                yield Task(
-                    f"{op}: {case}", functools.partial(right, op, kernel, case, setting), here
-                )
+    each = [of_op(op, setting) for op in KERNELS if setting.op in (None, op)]
     if setting.op in (None, "pictures"):
-        yield from pictures.checks(setting)
+        each.append(pictures.checks(setting))
+    for one_of_each in zip_longest(*each):
+        yield from filter(None, one_of_each)
+
+
+def of_op(op: str, setting: Setting) -> Iterator[Task]:
+    left = DRY
+    for kernel in kernels(op):
+        for case in kernel.cases:
+            here = setting.dry and left > 0 and is_exact(case)
+            left -= here
+            yield Task(f"{op}: {case}", functools.partial(right, op, kernel, case, setting), here)
 
 
 def right(op: str, kernel: Any, case: Any, setting: Setting) -> Row:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
 
-from gpu_kernels.rows import Cells, Row, Setting, Task
+from gpu_kernels.predictions import card_of
+from gpu_kernels.rows import Cells, Row, Setting, SkipError, Task
 
 COPIED, SIDE = 4 << 30, 8192  # bytes, far beyond any cache; rows and columns
 BEFORE, RUNS = 3, 20
@@ -59,7 +60,9 @@ def copy(setting: Setting) -> Row:
     source = torch.zeros(size // 2, dtype=torch.int16, device=setting.device).random_()
     there = torch.empty_like(source)
     rate = 2 * size / seconds(lambda: there.copy_(source), setting)
-    return Row({"what": "copy", "GB/s": rate / 1e9}, "Ceilings, measured", rates={COPY: rate})
+    cells: Cells = {"what": "copy of 4 GiB", "rate": f"{rate / 1e9:.0f} GB/s"}
+    cells |= published(rate, "bandwidth", setting)
+    return Row(cells, "Ceilings, measured", rates={COPY: rate})
 
 
 def product(setting: Setting) -> Row:
@@ -68,8 +71,22 @@ def product(setting: Setting) -> Row:
     side = SMALL_SIDE if setting.dry else SIDE
     a, b = (torch.randn(side, side, device=setting.device).to(torch.bfloat16) for _ in range(2))
     rate = 2 * side**3 / seconds(lambda: a @ b, setting)
-    cells: Cells = {"what": "bf16 product", "TFLOP/s": rate / 1e12}
+    cells: Cells = {"what": "bf16 product, 8192 a side", "rate": f"{rate / 1e12:.0f} TFLOP/s"}
+    cells |= published(rate, "flops_16", setting)
     return Row(cells, "Ceilings, measured", rates={PRODUCT: rate})
+
+
+def published(rate: float, of: str, setting: Setting) -> Cells:
+    """Which part it is of what the maker says, and which was assumed (docs/gpu.md)."""
+    from mtmd.kernels.estimate.roofline import FAST, factors_of
+
+    try:
+        card = card_of(setting)
+    except SkipError:
+        return {"of published": "-", "assumed": "-"}
+    factors = factors_of(card)[FAST]
+    assumed = factors.bandwidth if of == "bandwidth" else factors.product
+    return {"of published": rate / getattr(card, of), "assumed": assumed}
 
 
 def seconds(run: Callable[[], Any], setting: Setting) -> float:

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any
 
 from gpu_kernels.ceilings import COPY, PRODUCT
+from gpu_kernels.predictions import cells_of
 from gpu_kernels.rows import Cells, Row, Setting, Task, judged, must
 
 KINDS = ("Q4_K", "Q4_0", "Q6_K", "Q8_0")
@@ -71,11 +72,12 @@ def measured(rows: int, outer: int, width: int, kind: str, setting: Setting) -> 
     torchs = setting.milliseconds(lambda: F.linear(x, wide))
     few = rows <= FEW
     rate = (w.numel() if few else 2 * rows * outer * width) / ours * 1e3
-    share = setting.share(rate, COPY if few else PRODUCT)
+    share = setting.part_of(rate, COPY if few else PRODUCT)
     cells: Cells = {
         "weight": label,
         "rows of x": rows,
         "kernel ms": ours,
+        **cells_of("matmul", (x, w), {"quant": kind}, ours, setting),
         f"weight bytes (to {FEW} rows) or arithmetic": (
             f"{rate / 1e9:.0f} GB/s" if few else f"{rate / 1e12:.0f} TFLOP/s"
         ),

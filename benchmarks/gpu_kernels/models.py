@@ -19,12 +19,18 @@ from typing import Any
 from gpu_kernels.ceilings import COPY, PRODUCT
 from gpu_kernels.demo import warm_up
 from gpu_kernels.measure import host_milliseconds
+from gpu_kernels.predictions import card_of
 from gpu_kernels.rows import Aim, Cells, Once, Row, Setting, SkipError, Task, synchronize
 
 BATCHES = (1, 16, 17, 32, 64)
 PROMPT, STEPS, BEFORE, ROUNDS = 512, 64, 8, 3
 NO_CLIFF, OF_16 = 1.10, 16
-MIN_SHARE = {"BF16": 0.75, "Q4_0": 0.50, "Q4_K": 0.50}  # of copying, with one sequence
+MIN_SHARE = {
+    "BF16": 0.75,
+    "Q8_0": 0.60,
+    "Q4_0": 0.50,
+    "Q4_K": 0.50,
+}  # of copying, with one sequence
 ESTIMATED = (0.75, 1.25)  # parts of what was measured
 SIDE, PICTURES, TENTH = 896, (1, 4), 10
 FASTER, FIRST = 1.5, 1.2
@@ -125,7 +131,7 @@ class Decoding:
             actual.append((time.perf_counter() - start) * 1e3 / self.steps)
         ms = statistics.median(actual)
         read = sum(size for _, size in subject.decode_work(ready))
-        share = self.setting.share(read / ms * 1e3, COPY)
+        share = self.setting.part_of(read / ms * 1e3, COPY)
         shape = subject.decode_shape(ready)
         expected = self.predicted().decode_ms(shape)
         self.apiece[batch] = ms / batch
@@ -236,7 +242,7 @@ class Encoding:
         took = host_milliseconds(ours)
         work = subject.encode_work(plans)
         rate = sum(flops for flops, _ in work) / took * 1e3
-        share = setting.share(rate, PRODUCT)
+        share = setting.part_of(rate, PRODUCT)
         expected = self.predicted().encode_ms(subject.encode_shapes(plans))
         theirs = host_milliseconds(self.theirs()(count))
         label = f"{self.name}, {count} x {SIDE} px"
@@ -338,24 +344,6 @@ def predicted(shape: str, weights: str, subject: Any, setting: Setting) -> Predi
         parallel=options.parallel,
     )
     return Predicted(model, card)
-
-
-def card_of(setting: Setting) -> Any:
-    """The table's card of the device; in a dry run one that it has."""
-    import torch
-
-    from mtmd.base.errors import OptionError
-    from mtmd.kernels.estimate.cards import CARDS, find_card
-
-    name = "H200" if setting.dry else torch.cuda.get_device_name(setting.device)
-    try:
-        return find_card(name)
-    except OptionError as unknown:  # with its memory or its socket in its name
-        words = name.lower().replace("-", " ").split()
-        result = [card for card in CARDS.values() if card.name in words]
-        if not result:
-            raise SkipError(str(unknown)) from unknown
-        return result[0]
 
 
 def late() -> int:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from gpu_kernels.attention import compare
 from gpu_kernels.ceilings import COPY, PRODUCT
+from gpu_kernels.predictions import cells_of
 from gpu_kernels.rows import Aim, Cells, Row, Setting, Task, must
 
 PAGE = 32  # slots of a page in llm/state.py
@@ -41,9 +42,8 @@ class Batch(NamedTuple):
     @property
     def small(self) -> Batch:
         """For Triton's interpreter, with more than one share of the keys."""
-        keys = 544 if self.sequences <= 4 and not self.prompts else 96
-        count = min(self.sequences, 3)
-        return Batch(count, keys, 4, 2, self.width, min(self.prompts, 1), 20)
+        count = min(self.sequences, 2)
+        return Batch(count, 64, 4, 2, self.width, min(self.prompts, 1), 20)
 
     @property
     def counts(self) -> list[int]:
@@ -157,6 +157,13 @@ def measured(batch: Batch, apiece: dict[int, float], setting: Setting) -> Row:
     cells: Cells = {
         "batch": label,
         "kernel ms": ours,
+        **cells_of(
+            "paged_attention",
+            (q, cache, pages, bounds, starts),
+            {"size": PAGE, **options},
+            ours,
+            setting,
+        ),
         "us a sequence": 1e3 * ours / len(batch.counts),
         **_rate(batch, ours, setting),
         "gathered, then attention ms": both,
@@ -181,7 +188,7 @@ def _rate(batch: Batch, ms: float, setting: Setting) -> dict[str, float | str]:
     seen = sum(n * batch.keys - n * (n - 1) // 2 for n in counts)
     done = 4 * seen * batch.heads * batch.width / ms * 1e3
     rate, of = (done, PRODUCT) if batch.prompts else (read, COPY)
-    share = setting.share(rate, of)
+    share = setting.part_of(rate, of)
     unit = f"{done / 1e12:.0f} TFLOP/s" if batch.prompts else f"{read / 1e9:.0f} GB/s"
     return {"rate": unit, "of ceiling": "-" if share is None else share}
 

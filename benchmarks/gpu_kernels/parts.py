@@ -13,6 +13,7 @@ from gpu_kernels import (
     ceilings,
     demo,
     fidelity,
+    golden,
     matmul,
     models,
     paged,
@@ -26,7 +27,9 @@ from gpu_kernels.rows import Setting, Task
 class Part(NamedTuple):
     """`seconds`: it is ended after so many. `shows`: what for, in a dry run's plan. `op`: the op
     of the kernels that it times, None where it has those of several, or of none.
-    compiles: it needs Triton's compiler, also in a dry run.
+    compiles: it needs Triton's compiler, also in a dry run. alongside: it takes no times, and runs
+    at once with those before and after it that take none. processes: as many as there are cores
+    for share out its rows. row_seconds: a row that takes longer is given up.
     """
 
     name: str
@@ -35,6 +38,9 @@ class Part(NamedTuple):
     tasks: Callable[[Setting], Iterator[Task]]
     op: str | None = None
     compiles: bool = False
+    alongside: bool = False
+    processes: bool = False
+    row_seconds: int = 60
 
 
 GEMMA, QWEN = "gemma-3-4b", "qwen3-8b"
@@ -50,32 +56,65 @@ def _decoding(shape: str, weights: str, seconds: int) -> Part:
 
 
 PARTS = (
-    Part("ceilings", 25, "what the rest is judged by", ceilings.tasks),
-    Part("compile", 90, "every program, by all cores at once", ahead.tasks, compiles=True),
-    Part("cases", 75, "all cases right on the device", cases.tasks),
-    Part("demo", 45, "answers are the CPU's; every op as its reference", demo.tasks),
+    Part("ceilings", 20, "what the rest is judged by", ceilings.tasks, row_seconds=15),
     Part(
-        "attention",
-        70,
-        "at least 400 TFLOP/s at head 72, and torch's best at 64 to 128",
-        attention.tasks,
-        "attention",
+        "cases",
+        110,
+        "every kernel is compiled and right, in all its cases",
+        cases.tasks,
+        alongside=True,
+        processes=True,
+        row_seconds=30,
     ),
-    _decoding(GEMMA, "BF16", 90),
+    Part(
+        "demo", 70, "answers are the CPU's; every op as its reference", demo.tasks, alongside=True
+    ),
+    Part(
+        "golden",
+        70,
+        "tokens are those of transformers on a CPU",
+        golden.tasks,
+        alongside=True,
+        row_seconds=40,
+    ),
+    _decoding(GEMMA, "BF16", 50),
+    Part(
+        "attention-72",
+        25,
+        "at least 400 TFLOP/s at head 72, and torch's best",
+        functools.partial(attention.tasks, first=True),
+        "attention",
+        row_seconds=30,
+    ),
+    _decoding(GEMMA, "Q4_K", 45),
+    _decoding(GEMMA, "Q8_0", 45),
     Part(
         "encode",
-        90,
+        60,
         "at least 1.5 x transformers SDPA; the first picture as the tenth; the estimate",
         functools.partial(models.encoding, GEMMA, "Q4_0"),
     ),
-    _decoding(QWEN, "BF16", 100),
-    _decoding(GEMMA, "Q4_0", 75),
-    _decoding(GEMMA, "Q4_K", 75),
-    Part("sanitizer", 120, "no error of memory, no race", sanitizer.tasks),
+    Part("compile", 90, "all other programs, by all cores at once", ahead.tasks, compiles=True),
+    Part(
+        "attention",
+        60,
+        "at least torch's best at heads of 64 to 128",
+        attention.tasks,
+        "attention",
+        row_seconds=30,
+    ),
+    Part("sanitizer", 120, "no error of memory, no race", sanitizer.tasks, row_seconds=120),
+    _decoding(QWEN, "BF16", 70),
     Part("paged_attention", 45, "no cliff after 16 sequences", paged.tasks, "paged_attention"),
-    _decoding(QWEN, "Q4_K", 80),
-    _decoding(QWEN, "Q4_0", 80),
-    Part("tests", 150, "families as transformers, the demo as its references", fidelity.tasks),
+    _decoding(QWEN, "Q4_K", 60),
+    _decoding(GEMMA, "Q4_0", 45),
+    Part(
+        "tests",
+        150,
+        "families as transformers, the demo as its references",
+        fidelity.tasks,
+        row_seconds=150,
+    ),
     Part("matmul", 45, "quantized products against torch's", matmul.tasks, "matmul"),
     Part("others", 45, "every other kernel against its reference", reference.tasks),
     Part("pictures", 30, "pictures on their way to the encoder", pictures.tasks, "pictures"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpu_kernels.cases import first, kernels
 from gpu_kernels.ceilings import COPY
+from gpu_kernels.predictions import cells_of
 from gpu_kernels.rows import Cells, Row, Setting, Task, must
 
 # Timed by parts of their own.
@@ -43,8 +44,9 @@ def measured(label: str, op: str, kernel: Any, case: Any, setting: Setting) -> R
     cells: Cells = {
         "use": label,
         "kernel ms": ours,
+        **cells_of(op, inputs, case.options, ours, setting),
         "GB/s": rate / 1e9,
-        "of copy": _share(setting.share(rate, COPY)),
+        "of copy": _share(setting.part_of(rate, COPY)),
         "TFLOP/s": OPS[op].flops(node) / ours / 1e9,
         "reference ms": reference,
         "ratio": reference / ours,

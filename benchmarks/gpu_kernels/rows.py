@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -74,7 +75,7 @@ class Setting:
     dry: on a machine without a GPU, with problems so small that Triton's interpreter runs them, and
     without a clock. op: rows of one op alone, where a part has those of several. rates: bytes/s and
     flop/s that the first part has measured. until: when the part has to have ended, by
-    `time.monotonic`.
+    `time.monotonic`. share: which of how many processes this is that share out the part's rows.
     """
 
     device: str = "cuda:0"
@@ -83,11 +84,12 @@ class Setting:
     op: str | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
     until: float = float("inf")
+    share: tuple[int, int] = (0, 1)
 
     def left_s(self) -> float:
         return self.until - time.monotonic()
 
-    def share(self, rate: float, of: str) -> float | None:
+    def part_of(self, rate: float, of: str) -> float | None:
         """Of a ceiling; None where it was not measured."""
         return rate / self.rates[of] if of in self.rates else None
 
@@ -138,7 +140,7 @@ def make_rows(
     takes the process down, it is known which one it was.
     """
     code, waits = ALL_RIGHT, after is not None
-    rows = _guarded(tasks)
+    rows = _guarded(tasks, *setting.share)
     for task in rows:
         if isinstance(task, Exception):
             emit({"part": part, **failure(task), "ends": True})
@@ -164,10 +166,10 @@ def make_rows(
     return code
 
 
-def _guarded(tasks: Iterable[Task]) -> Iterator[Task | Exception]:
-    """Then the exception that ends the list of rows, if one does."""
+def _guarded(tasks: Iterable[Task], own: int, processes: int) -> Iterator[Task | Exception]:
+    """The own of rows, and then the exception that ends the list of them, if one does."""
     try:
-        yield from tasks
+        yield from islice(tasks, own, None, processes)
     except Exception as fault:
         yield fault
 

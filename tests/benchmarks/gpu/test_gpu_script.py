@@ -27,9 +27,11 @@ def here(script, monkeypatch):
     monkeypatch.setattr(script, "heading", lambda *_: "A card 2026-01-01")
     monkeypatch.setattr(script.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr("gpu_kernels.ahead.cores", lambda: 3)  # one process for each part
 
     def give(lines, took=10.0):
-        def part_lines(part, command, environment, seconds):
+        def part_lines(part, command, environment, seconds, row_seconds):
+            assert row_seconds > 0
             calls.append((part, seconds, command, environment))
             clock[0] += min(took, seconds)
             yield from ({"part": part, **line} for line in lines(part))
@@ -59,7 +61,7 @@ def test_without_a_gpu_one_clear_line(script, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "reported"),
     [
-        (["--only", "softmax"], "--only softmax: expected one of ceilings, compile, cases"),
+        (["--only", "softmax"], "--only softmax: expected one of ceilings, cases, demo"),
         (["--budget", "0"], "--budget 0.0: expected seconds, more than 0"),
         (["--budget", "nan"], "--budget nan: expected seconds, more than 0"),
     ],
@@ -76,35 +78,47 @@ def test_names_are_those_of_parts_and_of_ops(module):
         ("compile", None),
         ("encode", None),
     ]
-    for op, timed in (("moe", "others"), ("matmul", "matmul"), ("pictures", "pictures")):
-        assert [(p.name, o) for p, o in parts.chosen([op])] == [("cases", op), (timed, op)]
+    for op, *timed in (
+        ("moe", "others"),
+        ("matmul", "matmul"),
+        ("pictures", "pictures"),
+        ("attention", "attention-72", "attention"),
+    ):
+        assert [(p.name, o) for p, o in parts.chosen([op])] == [(n, op) for n in ("cases", *timed)]
     assert {"moe", "add_norm", "decode-qwen3-8b-Q4_K", "sanitizer"} <= set(parts.known())
     names = [part.name for part in parts.PARTS]
     assert len(set(names)) == len(names)
     # What the others need, then what has to be right, then what has to be fast
-    assert names[:4] == ["ceilings", "compile", "cases", "demo"]
+    assert names[:4] == ["ceilings", "cases", "demo", "golden"]
+    assert [part.name for part in parts.PARTS if part.alongside] == names[1:4]
 
 
 def test_every_part_has_its_time_and_the_budget_holds_for_all(here, script, module):
     parts = module("gpu_kernels.parts").PARTS
     calls = here(lambda _: [{"ends": True}])
     assert script.main([]) == 0
-    assert [(name, seconds) for name, seconds, *_ in calls] == [(p.name, p.seconds) for p in parts]
+    assert {(name, seconds) for name, seconds, *_ in calls} == {(p.name, p.seconds) for p in parts}
     del calls[:]
     assert script.main(["--budget", "100"]) == 0
     given = [(name, seconds) for name, seconds, *_ in calls]
     # Ten seconds each; those that would have less than half of their time are left out
-    assert given == [
-        ("ceilings", 25),
-        ("compile", 87),
-        ("cases", 75),
-        ("demo", 45),
-        ("attention", 57),
-        ("decode-gemma-3-4b-BF16", 47),
-        ("paged_attention", 37),
-        ("matmul", 27),
+    assert given[0] == ("ceilings", 20)
+    assert sorted(given[1:4]) == [("cases", 87), ("demo", 70), ("golden", 70)]  # at once
+    assert given[4:] == [
+        ("decode-gemma-3-4b-BF16", 50),
+        ("attention-72", 25),
+        ("decode-gemma-3-4b-Q4_K", 37),
+        ("decode-gemma-3-4b-Q8_0", 27),
         ("pictures", 17),
     ]
+
+
+def test_cases_are_shared_out_between_processes(here, script, monkeypatch):
+    monkeypatch.setattr("gpu_kernels.ahead.cores", lambda: 6)
+    calls = here(lambda _: [{"ends": True}])
+    assert script.main(["--only", "cases"]) == 0
+    shares = [command[command.index("--share") + 1 :][:2] for _, _, command, _ in calls]
+    assert sorted(shares) == [[str(n), "4"] for n in range(4)]
 
 
 def test_parts_for_which_nothing_is_left_are_told(here, script, tmp_path, capsys):
@@ -112,7 +126,7 @@ def test_parts_for_which_nothing_is_left_are_told(here, script, tmp_path, capsys
     assert script.main(["--budget", "60", "--out", str(tmp_path)]) == 0
     lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
     left = [line["part"] for line in lines if "no_time_for" in line]
-    assert left[:2] == ["compile", "cases"] and "demo" not in left and "sanitizer" in left
+    assert left[:2] == ["decode-gemma-3-4b-BF16", "attention-72"] and "sanitizer" in left
     assert "- sanitizer: all of it: too little of the budget is left" in capsys.readouterr().out
 
 
@@ -123,7 +137,7 @@ def test_what_the_first_has_measured_is_told_the_others(here, script):
 
     calls = here(lines)
     script.main(["--only", "ceilings", "attention", "--tune", "--device", "cuda:1"])
-    assert [name for name, *_ in calls] == ["ceilings", "cases", "attention"]
+    assert [name for name, *_ in calls] == ["ceilings", "cases", "attention-72", "attention"]
     for _, _, command, environment in calls[1:]:
         assert json.loads(command[command.index("--rates") + 1]) == {"copied bytes/s": 4e12}
         assert command[command.index("--op") + 1] == "attention" and "--tune" in command
@@ -191,7 +205,7 @@ def test_what_there_is_is_kept_when_it_is_ended(tmp_path):
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 143
-    assert "| ceilings | 25 | 3 | 3 |" in (tmp_path / "report.md").read_text() and "cases" in output
+    assert "| ceilings | 20 | 3 | 3 |" in (tmp_path / "report.md").read_text() and "cases" in output
 
 
 def test_a_dry_run_on_a_machine_that_lacks_most(tmp_path):
@@ -208,8 +222,8 @@ def test_a_dry_run_on_a_machine_that_lacks_most(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The package is not installed, and found by links." in done.stdout
-    assert "| ceilings | 25 | 3 | 3 |" in done.stdout
-    assert "| encode | 90 | 5 | 5 |" in done.stdout and "**encode**, aims:" in done.stdout
+    assert "| ceilings | 20 | 3 | 3 |" in done.stdout
+    assert "| encode | 60 | 5 | 5 |" in done.stdout and "**encode**, aims:" in done.stdout
     lines = [
         json.loads(line) for line in (tmp_path / "out" / "lines.jsonl").read_text().splitlines()
     ]

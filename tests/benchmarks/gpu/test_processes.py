@@ -106,6 +106,33 @@ def test_one_that_never_gets_on_is_not_started_again_for_ever(run, processes):
     assert len(lines) == 1 and "ZeroDivisionError" in lines[0]["stderr"]
 
 
+def test_a_row_that_never_ends_costs_one_row(processes):
+    code = PART.replace("ROWS", "if number == 1: time.sleep(60)").replace("END", "")
+    start = time.monotonic()
+    lines = list(processes.part_lines("p", [sys.executable, "-c", code], os.environ, 60, 1.0))
+    assert time.monotonic() - start < 30
+    assert rows_of(lines) == ["0", "2"]
+    assert failures(lines) == [("1", "it was not made in 1 s")]
+
+
+def test_parts_at_once(processes, monkeypatch):
+    """Lines come as they are there; who stops listening ends all processes."""
+    quick, slow = (
+        [sys.executable, "-c", PART.replace("ROWS", rows).replace("END", "")]
+        for rows in ("pass", "if number == 1: time.sleep(60)")
+    )
+    sources = [processes.part_lines("p", command, os.environ, 60) for command in (slow, quick)]
+    lines, seen = processes.merged(sources), []
+    while len(rows_of(seen)) < 4:
+        seen.append(next(lines))
+    monkeypatch.setattr(processes._Run, "over", False)
+    start = time.monotonic()
+    lines.close()
+    while processes._Run.running and time.monotonic() - start < 30:
+        time.sleep(0.05)
+    assert not processes._Run.running
+
+
 def test_what_was_there_when_time_was_up_is_kept(run):
     start = time.monotonic()
     lines = run(rows="if number == 1: time.sleep(60)", seconds=1.5)

@@ -99,6 +99,16 @@ def test_rows_after_one_and_those_without_time(rows, made):
     assert lines[-1] == {"ends": True} and lines[-2] == {"no_time_for": ["c", "d"]} and code == 0
 
 
+def test_rows_are_shared_out(rows, made):
+    tasks = [good(rows, label) for label in "abcde"]
+    shares = [made(tasks, share=(number, 2))[0] for number in range(2)]
+    assert [[line["row"] for line in reported(lines)] for lines in shares] == [
+        ["a", "c", "e"],
+        ["b", "d"],
+    ]
+    assert [line["row"] for line in reported(made(tasks, after="a", share=(0, 2))[0])] == ["c", "e"]
+
+
 def test_a_dry_run_makes_what_can_be_made_here(rows, made):
     aim = rows.Aim("of copying", None, minimum=0.75)
     tasks = [
