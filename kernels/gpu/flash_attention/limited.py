@@ -6,6 +6,10 @@ it from one side or both. Keys outside the intervals of all rows of a block are 
 blocks inside all of them run without comparisons, and only the blocks in between are compared key
 by key.
 
+**A sequence's NaN stays its own.** Keys that no row of a block sees are not read. With `bounds`,
+a block of rows may have rows of several sequences (SHARED), each of which sees its own keys: see
+`fold`.
+
 **Few tokens over many keys** (flash-decoding, https://pytorch.org/blog/flash-decoding). B * G
 programs would leave most of a GPU idle, so SPLITS programs share out the key blocks that a block of
 rows sees. Each writes its own m, z and o, and `combine_kernel` adds them:
@@ -66,7 +70,8 @@ def limited_kernel(p, s, window, T, S, H, last, C: tl.constexpr):
 
     # Keys begin..end hold everything that some row sees; inner_begin..inner_end are blocks that all
     # rows see entirely.
-    begin = tl.min(tl.where(lo <= hi, lo, S), 0) // KEYS * KEYS
+    first_seen = tl.min(tl.where(lo <= hi, lo, S), 0)
+    begin = first_seen // KEYS * KEYS
     end = tl.max(tl.where(lo <= hi, hi, -1), 0) + 1
     if C.SPLITS > 1:
         begin, end = part_of(begin, end, C)
@@ -92,7 +97,10 @@ def limited_kernel(p, s, window, T, S, H, last, C: tl.constexpr):
         n = start + tl.arange(0, KEYS)
         k_rows = k_from + n.to(tl.int64) * s.k_step
         block = p.k, k_rows, p.v, v_from + n.to(tl.int64) * s.v_step
-        m, z, o1, o2 = fold((m, z, o1, o2), q, block, mask_rows, n, end, limits, s, C, True)
+        state = m, z, o1, o2
+        m, z, o1, o2 = fold(
+            state, q, block, mask_rows, n, end, limits, s, C, True, first_seen, C.SHARED
+        )
 
     # Where results go, found anew from `last`, as `whole_kernel` does.
     head, batch, row = rows_of(last, H, C.CAUSAL, C)

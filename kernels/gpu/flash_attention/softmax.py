@@ -44,11 +44,15 @@ def fold(
     C: tl.constexpr,
     COMPARE: tl.constexpr,
     first=None,
+    SHARED: tl.constexpr = False,
 ):
     """One block of keys, numbered n, into the running m, z, o. block: keys, where their rows lie,
     values, where theirs do. limits: the first and the last key that each row sees; without COMPARE
     all rows see all of these keys. Keys before `first`, if any, and from `end` on are seen by no
-    row and are not read: a weight of zero would not keep out what is no number.
+    row and are not read: a weight of zero would not keep out what is no number. SHARED: rows of
+    several sequences may be among these, and see keys of their own. In a product what is no number
+    in the values of a key would reach rows that give it a weight of zero, too: such values are not
+    read, and the scores of the key are no numbers, which only those rows see that see the key.
     """
     k, k_rows, v, v_rows = block
     there = n < end
@@ -66,6 +70,10 @@ def fold(
         to_log2 = LOG2E
     else:
         to_log2 = s.scale * LOG2E
+    if COMPARE and SHARED:
+        zeros = _zeros(v, v_rows, there, q[0].dtype, C)
+        x += zeros[None, :]
+        there = there & (zeros == 0)
     if COMPARE:
         lo, hi = limits
         x = tl.where((n[None, :] >= lo[:, None]) & (n[None, :] <= hi[:, None]), x, float("-inf"))
@@ -143,6 +151,17 @@ def weighed(
         v2 = load_stored(v, v_rows, there, C.V1, C.V2, C.V, TYPE, C, COMPARE)
         o2 = tl.dot(p, v2, o2 * a[:, None], input_precision="ieee")
     return larger, z, o1, o2
+
+
+@triton.jit
+def _zeros(v, v_rows, there, TYPE: tl.constexpr, C: tl.constexpr):
+    """Zero for each key, but no number for one whose values are not all numbers."""
+    v1 = load_stored(v, v_rows, there, 0, C.V1, C.V, TYPE, C, True)
+    zeros = tl.sum(v1.to(tl.float32) * 0.0, 1)
+    if C.V2 > 0:
+        v2 = load_stored(v, v_rows, there, C.V1, C.V2, C.V, TYPE, C, True)
+        zeros += tl.sum(v2.to(tl.float32) * 0.0, 1)
+    return zeros
 
 
 @triton.jit

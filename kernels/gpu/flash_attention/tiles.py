@@ -189,7 +189,9 @@ def attention_call(
         of_bounds = "bound_batch", "bound_step", "bound_end"
         scalars |= dict(zip(of_bounds, bound_strides, strict=True))
         limits = {"CAUSAL": o.causal, "WINDOW": o.window is not None}
-        constants |= {**limits, "BOUNDS": o.bounds is not None}
+        # Rows of a block that are one token's are one sequence's.
+        shared = o.bounds is not None and rows > 1
+        constants |= {**limits, "BOUNDS": o.bounds is not None, "SHARED": shared}
     return Call(
         scalars,
         constants,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -118,6 +119,55 @@ def test_keys_out_of_reach_are_not_read():
     torch.testing.assert_close(
         attend(q, k, v, bounds=bounds, scale=0.1), expected, atol=1e-5, rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_one_token_reads_the_keys_that_it_sees(dtype):
+    """And none beside them, in the same blocks of keys."""
+    case = problem(64, rows=1, keys=600, heads=4, dtype=dtype, bounds="T")
+    q, k, v, *_ = case.inputs()
+    bounds = torch.tensor([[37, 530]], dtype=torch.int32)
+    expected = attend(q, k, v, None, bounds, **case.options)
+    for x in (k, v):
+        x[:, :37] = x[:, 531:] = torch.nan
+    assert torch.equal(attend(q, k, v, None, bounds, **case.options), expected)
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")  # of the poisoned rows
+@pytest.mark.parametrize(
+    "case",
+    [
+        problem(72, rows=75, keys=75, heads=4, groups=2, dtype=torch.bfloat16, bounds="T"),
+        problem(64, rows=75, keys=75, dtype=torch.float16, bounds="T", softcap=5.0),
+        problem(32, rows=75, keys=75, bounds="T", causal=True),
+        problem(40, rows=75, keys=75, dtype=torch.bfloat16, bounds="BT", mask="TS"),
+        problem(64, rows=4, keys=1100, dtype=torch.bfloat16, bounds="T"),  # keys shared out
+        problem(300, rows=40, keys=75, value=24, dtype=torch.bfloat16, bounds="T"),
+    ],
+    ids=str,
+)
+def test_what_is_no_number_in_one_sequence_stays_there(case):
+    """Two sequences, each of which sees its own keys, in the same blocks of rows and of keys: what
+    one of them holds changes not a bit of the other, and is not hidden where it is.
+    """
+    q, k, v, mask, _ = case.inputs()
+    rows, keys = q.shape[1], k.shape[1]
+    first, own = max(1, rows // 2 - 3), keys // 2 - 5
+    bounds = torch.tensor([[0, own - 1]] * first + [[own, keys - 1]] * (rows - first))
+    bounds = bounds.expand(q.shape[0], rows, 2).contiguous().to(torch.int32)
+    expected = attend(q, k, v, mask, bounds, **case.options)
+    halves = (slice(0, first), slice(0, own)), (slice(first, rows), slice(own, keys))
+    for (one, _), (other, theirs) in (halves, halves[::-1]):
+        poisoned = q.clone(), k.clone(), v.clone()
+        poisoned[2][:, theirs, :, ::2], poisoned[2][:, theirs, :, 1::2] = torch.inf, torch.nan
+        for values in (None, torch.nan):  # of queries and keys
+            if values is not None:
+                poisoned[0][:, other] = poisoned[1][:, theirs] = values
+            with np.errstate(all="ignore"):
+                result = attend(*poisoned, mask, bounds, **case.options)
+            assert torch.equal(result[:, one], expected[:, one])
+            if mask is None and not case.options["causal"]:
+                assert not result[:, other].isfinite().any()
 
 
 @pytest.mark.parametrize(
