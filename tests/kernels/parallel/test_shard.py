@@ -59,10 +59,12 @@ def _is_part(node: object) -> bool:
 # Of values that ranks have whole, in these graphs
 ON_WHOLE = {"add_rows", "cast", "concat", "embed", "kv_half", "layer_norm", "place_rows", "rows"}
 
+IN_FAMILIES = {"head_matmul"}  # latent attention, which tests/families/test_ranks.py shares out
+
 
 def test_random_graphs_compute_what_the_whole_computes() -> None:
     seen = sum((check(seed) for seed in range(CASES)), Counter[str]())
-    assert set(RULES) - set(seen) <= ON_WHOLE
+    assert set(RULES) - set(seen) <= ON_WHOLE | IN_FAMILIES
 
 
 def test_a_rank_with_next_to_no_share_has_the_least_there_is() -> None:
