@@ -101,6 +101,21 @@ def queries_keys_values(
     return q, k, v
 
 
+def fused_queries_keys_values(
+    x: Node, at: str, w: Weights, *, heads: int, groups: int
+) -> tuple[Node, Node, Node]:
+    """`queries_keys_values` of one matrix, `attn_qkv`."""
+    fused, start, result = w.linear(x, f"{at}.attn_qkv"), 0, []
+    head = fused.shape[1] // (heads + 2 * groups)
+    for part, count in (("attn_q", heads), ("attn_k", groups), ("attn_v", groups)):
+        stop = start + count * head
+        rows = ops.columns(fused, start=start, stop=stop, name=f"{at}.{part}")
+        result.append(split_heads(rows, count, f"{at}.{part}"))
+        start = stop
+    q, k, v = result
+    return q, k, v
+
+
 def attend(
     q: Node,
     keys_values: KeysValues,
@@ -150,6 +165,17 @@ def swiglu(x: Node, at: str, w: Weights, suffix: str = "", *, bias: bool = False
     return w.linear(
         ops.silu_mul(gate, up, name=f"{at}.ffn_gated{suffix}"), f"{at}.ffn_down{suffix}", bias=bias
     )
+
+
+def fused_swiglu(x: Node, at: str, w: Weights) -> Node:
+    """`swiglu` whose gate and way up are one matrix, `ffn_up`          [T, D] -> [T, D]"""
+    both = w.linear(x, f"{at}.ffn_up")
+    ffn = both.shape[1] // 2
+    gate, up = (
+        ops.columns(both, start=i * ffn, stop=(i + 1) * ffn, name=f"{at}.ffn_{part}")
+        for i, part in enumerate(("gate", "way_up"))
+    )
+    return w.linear(ops.silu_mul(gate, up, name=f"{at}.ffn_gated"), f"{at}.ffn_down")
 
 
 def geglu(x: Node, at: str, w: Weights) -> Node:

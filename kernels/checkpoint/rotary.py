@@ -92,8 +92,8 @@ def gguf_scaling(keys: Settings) -> dict[str, Any] | None:
 
     The rules are llama.cpp's (llama-model.cpp, load_hparams): a factor without a type is linear,
     `rope.scale_linear` is the factor's old name, 0 is no factor, `attn_factor` multiplies whatever
-    the type, and longrope without factors is no scaling. `yarn_ext_factor` and `yarn_attn_factor`
-    are read for Grok alone.
+    the type, and LongRoPE is where its factors are. `yarn_ext_factor` and `yarn_attn_factor` are
+    read for Grok alone.
     """
     name = (
         "rope.scale_linear"
@@ -103,7 +103,7 @@ def gguf_scaling(keys: Settings) -> dict[str, Any] | None:
     factor = keys.number(name) if keys.get(name, 0) else 1.0
     kind = keys.choice("rope.scaling.type", ("none", "linear", "yarn", "longrope"), "linear")
     scaling: dict[str, Any] = {"rope_type": "default"}
-    if kind == "longrope" and keys.get("rope.scaling.long_factor", None) is not None:
+    if keys.get("rope.scaling.long_factor", None) is not None:
         scaling = {
             "rope_type": "longrope",
             "short_factor": keys.get("rope.scaling.short_factor", None),

@@ -22,6 +22,7 @@ from mtmd.llm.blocks import (
     attend,
     by_sections,
     cache_keys_values,
+    fused_swiglu,
     logits,
     queries_keys_values,
     read_heads,
@@ -105,19 +106,10 @@ class Glm4Text:
             y = attend(q, cache_keys_values(k, v, layer, inputs), at, attention, bounds=bounds)
             y = w.rms_norm(w.linear(y, f"{at}.attn_output"), f"{at}.post_attention_norm", self.eps)
             x = ops.add(y, x, name=f"{at}.attn_residual")
-            y = self._feed_forward(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w)
+            y = fused_swiglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w)
             y = w.rms_norm(y, f"{at}.post_ffw_norm", self.eps)
             x = ops.add(y, x, name=f"{at}.ffn_residual")
         return logits(x, inputs, w, eps=self.eps, tied=self.tied)
-
-    def _feed_forward(self, x: Node, at: str, w: Weights) -> Node:
-        """SwiGLU whose gate and way up are one matrix          [T, D] -> [T, D]"""
-        both = w.linear(x, f"{at}.ffn_up")
-        gate, up = (
-            ops.columns(both, start=i * self.ffn, stop=(i + 1) * self.ffn, name=f"{at}.ffn_{part}")
-            for i, part in enumerate(("gate", "way_up"))
-        )
-        return w.linear(ops.silu_mul(gate, up, name=f"{at}.ffn_gated"), f"{at}.ffn_down")
 
 
 def _halves(heads: int, dims: int) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -22,6 +22,7 @@ MODULES = (
     "qwen3_next",
     "phi",
     "qwen_omni",
+    "phi3",
     "lfm2_vl",
     "pixtral",
     "lighton_ocr",
