@@ -234,6 +234,24 @@ def plain_vit_parameters(
     }
 
 
+def linear_patches(
+    width: int, patch: int, source: Callable[[str], tuple[str, ...]]
+) -> dict[str, Parameter]:
+    """The kernels of a patch embedding that checkpoints have as a linear layer over a patch's
+    pixels, channels last, and its bias.
+    """
+    name = "embeddings.patch_embedding"
+    return {
+        "v.patch_embd.weight": Parameter(
+            (width, 3, patch, patch),
+            source(f"{name}.weight"),
+            (width, patch * patch * 3),
+            lambda w: w.unflatten(1, (patch, patch, 3)).permute(0, 3, 1, 2),
+        ),
+        "v.patch_embd.bias": Parameter((width,), source(f"{name}.bias")),
+    }
+
+
 def bucketed_positions(grid: tuple[int, int], positions: int, w: Weights) -> Node:
     """The rows of a tower's table that the patches of a tile take          -> [P, C]"""
     return table_rows(position_buckets(grid, positions), w)

@@ -83,6 +83,7 @@ FAMILIES = (
         ("aya_vision", "cohere2_vision"),
         ties=("aya_vision", "cohere2_vision"),
     ),
+    Entry("mtmd.clip.families.phi4_siglip", ("phi4-siglip",), ("phi4",)),
     Entry("mtmd.clip.families.minicpmv", ("minicpmv", "minicpmo"), ("resampler",)),
     Entry("mtmd.clip.families.minicpmv4_6", ("minicpmv4_6",), ("minicpmv4_6",)),
     Entry("mtmd.clip.families.hunyuan_vl", ("hunyuan_vl",), ("hunyuanvl",), ("hunyuan_vl",)),

@@ -98,7 +98,7 @@ FAMILIES = (
         ),
         ("qwen2", "qwen2vl", "paddleocr"),
     ),
-    Entry("mtmd.llm.families.phi3", ("phi3",), ("phi3",)),
+    Entry("mtmd.llm.families.phi3", ("phi3", "phi4-siglip_text"), ("phi3",)),
     Entry("mtmd.llm.families.lfm2", ("lfm2", "lfm2_moe"), ("lfm2", "lfm2moe")),
     Entry("mtmd.llm.families.mllama", ("mllama_text_model",)),
     Entry("mtmd.llm.families.glm4v", ("glm4v_text", "glm_ocr_text"), ("glm4",)),

@@ -17,6 +17,7 @@ from mtmd.clip.blocks import (
     biased_parameters,
     checkpoint_names,
     gguf_vit,
+    linear_patches,
     read_vit,
     tower_keys,
     tower_names,
@@ -63,15 +64,7 @@ class Lfm2Vision:
         parameters = vit_parameters(self.vit, tower_names) | biased_parameters(
             {"v.post_ln": ("post_layernorm", (width,))}, tower_names
         )
-        parameters["v.patch_embd.weight"] = Parameter(
-            (width, 3, patch, patch),
-            tower_names("embeddings.patch_embedding.weight"),
-            (width, patch * patch * 3),
-            lambda w: w.unflatten(1, (patch, patch, 3)).permute(0, 3, 1, 2),
-        )
-        parameters["v.patch_embd.bias"] = Parameter(
-            (width,), tower_names("embeddings.patch_embedding.bias")
-        )
+        parameters |= linear_patches(width, patch, tower_names)
         parameters["v.position_embd.weight"] = Parameter(
             (self.positions**2, width), tower_names("embeddings.position_embedding.weight")
         )

@@ -24,17 +24,23 @@ MIN_SCALE, MAX_SCALE, FINENESS = 1e-6, 100.0, 1e-5
 @dataclass(frozen=True)
 class PatchLimit:
     """Scaled, up or down, until it has as many patches of `patch` pixels a side as fit in
-    `maximum`, each side rounded up to whole ones.
+    `maximum`, each side rounded up to whole ones; with a `minimum`, no more than it has in its own
+    size or than that.
     """
 
     patch: int
     maximum: int
     normalize: Normalize
     resample: str
+    minimum: int | None = None
 
     def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
         _, maximum = budget.limits(1, self.maximum)
-        rows, columns = grid(pixels.shape[0], pixels.shape[1], self.patch, maximum)
+        height, width = pixels.shape[:2]
+        if self.minimum is not None:
+            own = (width // self.patch) * (height // self.patch)
+            maximum = min(max(own, self.minimum), maximum)
+        rows, columns = grid(height, width, self.patch, maximum)
         width, height = columns * self.patch, rows * self.patch
         tile = self.normalize(resize(pixels, width, height, self.resample))
         return ImagePlan((tile,), ((width, height),), rows * columns)

@@ -33,6 +33,7 @@ MODULES = (
     "deepseek_ocr",
     "got_ocr2",
     "dots_ocr",
+    "phi4_siglip",
     "minicpmv",
     "minicpmv4_6",
     "paddleocr_vl",

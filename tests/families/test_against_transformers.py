@@ -156,6 +156,7 @@ PACKED = {
     "lfm2_vl",
     "minicpmv4_6",
     "paddleocr_vl",
+    "phi4_siglip",
     "pixtral",
     "qwen2_vl",
     "qwen3_5",

@@ -66,7 +66,7 @@ def test_longrope_of_a_part_of_each_head() -> None:
     [
         ({"hidden_act": "gelu"}, "config.json: hidden_act is 'gelu', expected one of silu"),
         ({"num_key_value_heads": 5}, "32 heads of size 96 in 5 groups; expected groups that"),
-        ({"partial_rotary_factor": 1.5}, "144 dimensions of a head of 96 turn, expected no more"),
+        ({"partial_rotary_factor": 1.5}, "144 dimensions of a head of 96 .*, expected no more"),
         ({"sliding_window": -1}, "sliding_window is -1, expected"),
         (MINI | {"partial_rotary_factor": 0.5}, "short_factor is .*, expected 32 numbers"),
     ],
