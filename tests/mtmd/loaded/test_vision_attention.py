@@ -186,7 +186,7 @@ def test_a_kernel_that_plans_each_shape_is_left_out_where_tiles_have_many(tmp_pa
     facts = vision_attention(subject, Budget(), True, probe=Clock())
     assert facts is not None and {c.chosen for c in facts.found.classes} == {"torch flash"}
     text = str(WarmupReport("tiny", "a", "b", "fp32", (), (), (), vision_attention=facts))
-    assert "  torch cuDNN is left out: it plans each shape anew" in text
+    assert "  torch cuDNN is left out: it plans each shape separately" in text
     know_shapes(subject)
     facts = vision_attention(subject, Budget(), True, probe=Clock())
     assert facts is not None and not facts.left_out and card.attention.one_shape
