@@ -92,9 +92,11 @@ class Settings:
     def choice(self, key: str, among: Collection[T], default: T) -> T:
         value = self.get(key, default)
         if not any(type(value) is type(a) and value == a for a in among):
+            names = [*map(str, among)]
+            if len(names) > 12:
+                names[3:-1] = ["..."]
             raise ModelError(
-                f"{self.where}: {key} is {_short(value)}, expected one of "
-                f"{', '.join(map(str, among))}"
+                f"{self.where}: {key} is {_short(value)}, expected one of {', '.join(names)}"
             )
         return value
 

@@ -178,8 +178,8 @@ def read(c: Settings) -> PhiText:
     dims = c.count("rope_dimension_count", turning_dims(head, share, c.where))
     if dims > head or dims % 2:
         raise ModelError(
-            f"{c.where}: {dims} dimensions of a head of {head} turn, expected an even number of "
-            "those that it has"
+            f"{c.where}: {dims} dimensions of a head of {head} are rotated, expected an even "
+            "number of those that it has"
         )
     return PhiText(
         depth=c.count("num_hidden_layers", 24, maximum=MAX_LAYERS),

@@ -55,8 +55,11 @@ def test_defaults_are_those_of_transformers() -> None:
     ("values", "reported"),
     [
         ({"hidden_act": "silu"}, "hidden_act is 'silu', expected one of gelu_new"),
-        ({"partial_rotary_factor": 1.5}, "turn"),
-        ({"rope_dimension_count": 66}, "66 dimensions of a head of 64 turn, expected an even"),
+        ({"partial_rotary_factor": 1.5}, "are rotated"),
+        (
+            {"rope_dimension_count": 66},
+            "66 dimensions of a head of 64 are rotated, expected an even",
+        ),
         ({"num_key_value_heads": 5}, "expected groups that divide the heads"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, expected"),
     ],

@@ -349,6 +349,7 @@ def test_every_option(mtmd: Any) -> None:
         "--kernels",
         "--vision-attention",
         "--preprocess",
+        "--no-graphs",
     }
     off = reported(mtmd, "--flash-attn", "off")
     assert off["graphs"] != reported(mtmd)["graphs"], "explicit attention takes more"
