@@ -61,7 +61,7 @@ REFERENCE_HEAD = f"""# Options
 
 Each option once, with its default. Keyword arguments of Python have the name in the first column,
 and so has a preset where the last column says so; `mtmd COMMAND --help-all` shows which options a
-command has. Fields of requests have the same names and ranges ([server.md](server.md)).
+command has. Fields of requests have the same names and ranges ([the API](api.md)).
 """
 REFERENCE = {
     "Loading a model": (

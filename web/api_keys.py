@@ -161,7 +161,7 @@ class Keys:
         except (OSError, OptionError) as error:
             reason = f"api-key-file: {error.strerror}" if isinstance(error, OSError) else str(error)
             if reason != self._reported:
-                log.error("%s; the %d keys from before stay", reason, len(self._callers))
+                log.error("%s; the earlier keys (%d) stay valid", reason, len(self._callers))
             self._reported = reason
 
     def _load(self, file: Path) -> None:

@@ -284,7 +284,7 @@ def _meant(path: str, app: Flask) -> str:
     is_short = len(path) <= ROUTE_CHARS_MAX
     near = get_close_matches(path, routes, 1, ROUTE_ALIKE) if is_short else []
     reported = f"did you mean {near[0]}?" if near else ""
-    listed = f"{DOCS} tells what there is" if DOCS in routes else ""  # vectors alone have none
+    listed = f"{DOCS} lists all" if DOCS in routes else ""  # vectors alone have none
     words = " ".join(word for word in (reported, listed) if word)
     return f"; {words}" if words else ""
 

@@ -76,8 +76,8 @@ def describe(skipped: Mapping[str, int]) -> str:
     by_number = sorted(skipped.items(), key=lambda kind: (-kind[1], kind[0]))
     kinds = ", ".join(f"{n} {kind or 'without an ending'}" for kind, n in by_number[:SHOWN])
     more = ", and others" if len(by_number) > SHOWN else ""
-    what = f"{count} files that are no pictures" if count > 1 else "a file that is no picture"
-    return f"skipped {what} by the ending: {kinds}{more}"
+    what = f"{count} files whose names do" if count > 1 else "a file whose name does"
+    return f"skipped {what} not end like a picture's: {kinds}{more}"
 
 
 def find_inputs(

@@ -324,7 +324,8 @@ def _before(sha256: str | None, error: str | None) -> Before:
 def _check_resume(path: Path, resume: bool) -> None:
     if not resume:
         raise OptionError(
-            f"out {path}: found a file there already; --resume goes on with it, or name another"
+            f"out {path}: found a file that is there already; continue it with --resume, "
+            "or name another"
         )
 
 

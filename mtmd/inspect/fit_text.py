@@ -93,7 +93,7 @@ def _result(report: FitFacts) -> Iterator[str]:
     if report.chosen is not None:
         yield from _wrapped(f"result: fits {report.chosen}")
         return
-    advice = "; ".join(report.advice)
+    advice = "; or ".join(report.advice)
     if not report.undecided:
         yield from _wrapped(
             "result: fits nowhere; " + (f"what would fit: {advice}" if advice else NOTHING)

@@ -157,7 +157,7 @@ def test_a_file_that_goes_wrong_leaves_the_keys_as_they_were_and_says_so_once(fi
             assert (named(keys, ANNA), named(keys, BEN), named(keys, NEW)) == ("anna", "ben", None)
         (record,) = caplog.records
         assert record.levelno == logging.ERROR and reported in record.getMessage()
-        assert "the 2 keys from before stay" in record.getMessage() and ANNA not in caplog.text
+        assert "the earlier keys (2) stay valid" in record.getMessage() and ANNA not in caplog.text
         caplog.clear()
     file.write_text(f"anna:{NEW}")
     assert (named(keys, NEW), named(keys, ANNA)) == ("anna", None)

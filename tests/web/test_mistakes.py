@@ -124,11 +124,11 @@ def test_addresses_of_ollamas_that_are_not_here_answer_in_its_form():
 @pytest.mark.parametrize(
     ("path", "reported"),
     [
-        ("/v1/chat/completion", "; did you mean /v1/chat/completions? /docs tells what there is"),
-        ("/v1/v1/models", "; did you mean /v1/models? /docs tells what there is"),
-        ("/v1", "there is no such route; /docs tells what there is"),
-        ("/v1/moderations", "there is no such route; /docs tells what there is"),
-        (f"/v1/{'x' * 2000}", "there is no such route; /docs tells what there is"),
+        ("/v1/chat/completion", "; did you mean /v1/chat/completions? /docs lists all"),
+        ("/v1/v1/models", "; did you mean /v1/models? /docs lists all"),
+        ("/v1", "there is no such route; /docs lists all"),
+        ("/v1/moderations", "there is no such route; /docs lists all"),
+        (f"/v1/{'x' * 2000}", "there is no such route; /docs lists all"),
     ],
     ids=lambda value: value[:30],
 )

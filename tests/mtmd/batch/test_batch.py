@@ -169,7 +169,8 @@ def test_a_later_run_goes_on(
     first = rows_of(out)
     refused = mtmd("batch", *requested, "--out", out).refused()
     assert (
-        "found a file there already; --resume goes on with it" in refused and rows_of(out) == first
+        "found a file that is there already; continue it with --resume" in refused
+        and rows_of(out) == first
     )
     ran = mtmd("batch", *requested, "-p", COUNT, "--out", out, "--resume")
     assert ran.code == 0 and ": 4 rows in " in ran.err and " and 2 from before; 0 failed" in ran.err

@@ -45,6 +45,11 @@ def test_without_a_question(mtmd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 'mtmd ask "What is this?"' in mtmd("ask", "-p", COUNT).refused()
 
 
+def test_memory_is_needed_for_one_answer(one: Path, mtmd: Any) -> None:
+    """One full cache of 8 MiB, not those of several answers at once."""
+    assert mtmd("ask", COUNT, "-i", one, "--quiet", "--memory-limit", "40MiB").out == "One.\n"
+
+
 def test_it_answers_as_a_conversation_does(one: Path, mtmd: Any, tmp_path: Path) -> None:
     """By the model's own settings, to the end of the context."""
     folder = tmp_path / "sampled"

@@ -177,7 +177,7 @@ def test_each_picture_by_itself(mtmd: Any, world: dict[int, Path], tmp_path: Pat
     assert "found a link to a file that is not there" in rows[-1][1]
     assert "no.png: found no such file" in mtmd("describe", "--each", folder, "no.png").refused()
     assert ran.code == 1 and ran.err == (
-        "skipped 3 files that are no pictures by the ending: 2 .txt, 1 without an ending\n"
+        "skipped 3 files whose names do not end like a picture's: 2 .txt, 1 without an ending\n"
     )
     ran = mtmd("describe", "--each", world[1], world[2], "-p", COUNT, "--json")
     assert [json.loads(line)["text"] for line in ran.out.splitlines()] == ["One.", "Two."]
@@ -203,7 +203,10 @@ def test_skipped_files_are_told_by_batch(mtmd: Any, one: Path, tmp_path: Path) -
     shutil.copy(one, folder)
     (folder / "page.txt").touch()
     ran = mtmd("batch", folder, "--out", tmp_path / "a.jsonl", "-p", COUNT, "--system", "Be brief.")
-    assert ran.code == 0 and "skipped a file that is no picture by the ending: 1 .txt" in ran.err
+    assert (
+        ran.code == 0
+        and "skipped a file whose name does not end like a picture's: 1 .txt" in ran.err
+    )
     assert json.loads((tmp_path / "a.jsonl").read_text())["prompt_tokens"] > 23
 
 
