@@ -83,7 +83,7 @@ class Lowered:
     native: int = 0
     refused: dict[Node, str] = field(default_factory=dict)
     wide: bool = False
-    flops: dict[int, float] = field(default_factory=dict)  # of parts of a wide plan
+    flops: dict[int, float] = field(default_factory=dict)  # of parts
     saved: list[Any] = field(default_factory=list)  # whose addresses are in the programs
 
 
@@ -202,6 +202,7 @@ class Lowering:
                 for i in step.inputs:
                     if i is not None:
                         self.location(i)
+                result.flops[len(self.parts)] = OPS[node.op].flops(node)
                 self.parts.append(number)
                 result.made[node] = result.roots
                 result.locations[node] = Pointer(result.roots)
@@ -230,7 +231,12 @@ class Lowering:
         result = self.result
         uses = {
             number: StepUse(
-                tuple(p for i in step.inputs if i and isinstance(p := self.location(i), Pointer)),
+                # As they are noted: who asks for a location reads it once more
+                tuple(
+                    p
+                    for i in step.inputs
+                    if i is not None and isinstance(p := result.locations[i], Pointer)
+                ),
                 result.made[step.node],
             )
             for number, step in enumerate(self.steps)
@@ -250,7 +256,8 @@ class Lowering:
     def _cut(self, node: Node) -> None:
         """End a wide program before it gets too long."""
         if self.wide:
-            flops = OPS[node.op].flops(node)
+            joined = self.inputs[node] if node in self.joined else ()
+            flops = sum(OPS[n.op].flops(n) for n in (node, *joined) if n is not None)
             if self.flops and self.flops + flops > WIDE_FLOPS:
                 self._end_program()
             self.flops += flops

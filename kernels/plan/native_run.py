@@ -147,20 +147,21 @@ class NativePlan:
         for number, part in enumerate(results.parts):
             if heart is not None:
                 heart.at = self._names[number]
+            long_s = results.flops[number] / SLOWEST
+            more_s = long_s if long_s > LONG_S else 0.0
             if isinstance(part, Program):
                 frame = memory.frames[number]
                 # what is held must outlive every thread that is in the frame
                 frame.open(roots, (tensors[:], results, memory), alone=threads == 1)
                 begun = self._clock.now()
                 try:
-                    long_s = results.flops[number] / SLOWEST
-                    with patience(long_s if long_s > LONG_S else 0.0):
+                    with patience(more_s):
                         undisturbed &= pool.run(frame, threads)
                     seconds += self._clock.since(begun)
                 finally:
                     memory.sound = frame.close() and memory.sound
             else:
-                with within():
+                with within(), patience(more_s):
                     self._call(part, tensors, roots)
             for root in self._ends.get(number, ()):
                 if root not in self._saved:

@@ -108,7 +108,8 @@ class Attention:
                 keys, values = g * e.arg(6), g * e.arg(7)
                 self._scores(at + keys, then + keys)
                 self._softmax(page * PAGE, low, high, t)
-                self._add_values(at + values, then + values)
+                here = e.maximum(low - page * PAGE, 0), e.minimum(high - page * PAGE + 1, PAGE)
+                self._add_values(at + values, then + values, *here)
             self._end(t, g, split, splits, groups)
 
     def _begin(self, t: Value, g: Value) -> None:
@@ -225,9 +226,10 @@ class Attention:
             self.best[h].set(best)
             self.shrink[h].set(shrink)
 
-    def _add_values(self, at: Value, then: Value) -> None:
+    def _add_values(self, at: Value, then: Value, begin: Value, end: Value) -> None:
         """sums[h] = sums[h] * shrink[h] + weights[h] @ v; of the page at `then`, values are asked
-        for.
+        for. Only those of the keys that are seen are read: a weight of 0 times what is no number,
+        as another sequence may have left it there, is none either.
         """
         e, width = self.e, self.width
         columns = self._columns(self.value)
@@ -247,7 +249,7 @@ class Attention:
                             for c, _ in part
                         ]
                     )
-                with e.loop(0, PAGE) as s:
+                with e.loop(begin, end) as s:
                     if h == first == 0:
                         self._ask(self.values, then + s * self.step, self.value)
                     row_at = at + s * self.step

@@ -277,7 +277,11 @@ class Flash:
                     part(rows, to, column, mask)
 
     def _lay_values(self, values: Value, key: Value, end: Value, count: Value) -> None:
-        """Vectors of numbers of one key, or of two neighbours: [number / lanes, key, lanes]."""
+        """Vectors of numbers of one key, or of two neighbours: [number / lanes, key, lanes]. Blocks
+        may have keys that only some rows see: a weight of 0 times what is no number, as another
+        sequence may have left it, is none either. That becomes 0, and its key no number, so that
+        the rows that see it say so.
+        """
         e, form, lanes, token = self.e, self.form, self.lanes, self.e.arg(V_TOKEN)
         each = 2 if form.pairs else 1
         with e.loop(0, count, each) as at:
@@ -285,20 +289,42 @@ class Flash:
                 values.at(self._line(e.minimum(key + at + i, end)) * token, self._scalar)
                 for i in range(each)
             ]
+            lost = [e.const(vec(I32, lanes), 0) for _ in rows]
             for column, mask in self._columns(form.value, lanes):
                 to = (at // each + column // lanes * (KEYS // each)) * lanes
-                if not form.pairs:
-                    e.store(self.at["values"], e.read(rows[0], form.dtype, column, lanes, mask), to)
-                    continue
-                low, high = (
-                    (
-                        e.load(row, vec(I16, lanes), column)
-                        if mask is None
-                        else e.masked_load(row, vec(I16, lanes), e.i64(column), mask)
-                    ).zext(I32)
-                    for row in rows
-                )
-                e.store(self.at["values"], low | (high << 16), to)
+                numbers = []
+                for i, row in enumerate(rows):
+                    number, exponent = self._number(row, column, mask)
+                    gone = (number & exponent).eq(exponent)
+                    numbers.append(e.select(gone, e.const(number.type, 0), number))
+                    lost[i] = lost[i] | gone.sext(I32)
+                both = numbers[0] | (numbers[1] << 16) if form.pairs else numbers[0]
+                e.store(self.at["values"], both, to)
+            either = lost[0] | lost[1] if form.pairs else lost[0]
+            with e.when(e._reduce(either, lambda a, b: a | b).ne(0)):
+                for i, part in enumerate(lost):
+                    with e.when(e._reduce(part, lambda a, b: a | b).ne(0)):
+                        self._lose_key(at + i)
+
+    def _number(self, row: Value, column: int, mask: Value | None) -> tuple[Value, int]:
+        """Values of a key as whole numbers, and the bits that all are set of what is none."""
+        e, lanes = self.e, self.lanes
+        if not self.form.pairs:
+            value = e.read(row, self.form.dtype, column, lanes, mask)
+            return value.bits(vec(I32, lanes)), 0x7F800000
+        value = (
+            e.load(row, vec(I16, lanes), column)
+            if mask is None
+            else e.masked_load(row, vec(I16, lanes), e.i64(column), mask)
+        )
+        return value.zext(I32), 0x7F80
+
+    def _lose_key(self, at: Value) -> None:
+        """Make the first number of a key that is laid out none, of a pair both."""
+        lanes, form = self.lanes, self.form
+        span = form.wide // 2 if form.pairs else form.wide
+        to = self.at["keys"].at(at // lanes * lanes * span, I32)
+        self.e.store(to, self.e.const(I32, 0x7FC07FC0 if form.pairs else 0x7FC00000), at % lanes)
 
     def _line(self, key: Value) -> Value:
         """Return the row of memory that a key and its value lie in."""

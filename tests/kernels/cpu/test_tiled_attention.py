@@ -119,6 +119,30 @@ def test_nan_and_scales_below_0():
     assert torch.allclose(result, attention.reference(q, k, v, scale=-0.3), atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("size, value", [(64, 64), (7, 9)])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_what_is_no_number_in_one_sequence_stays_there(dtype, size, value, softcap):
+    """Two sequences in the same blocks of rows and keys: what one of them holds changes not a bit
+    of the other, and is not hidden where it is.
+    """
+    rows, keys, own = 75, 91, 42
+    q, k, v = operands(rows, keys, size=size, value=value, dtype=dtype)
+    bounds = torch.tensor([[0, own - 1]] * 35 + [[own, keys - 1]] * 40).int()
+    how = {"scale": 0.2, "softcap": softcap}
+    expected = tiled_attention.tiled_attention(q, k, v, None, bounds, **how)
+    halves = (slice(0, 35), slice(0, own)), (slice(35, rows), slice(own, keys))
+    for (one, _), (other, theirs) in (halves, halves[::-1]):
+        poisoned = q.clone(), k.clone(), v.clone()
+        poisoned[2][:, theirs, :, ::2], poisoned[2][:, theirs, :, 1::2] = torch.inf, torch.nan
+        for keys_too in (False, True):
+            if keys_too:
+                poisoned[1][:, theirs] = torch.nan
+            result = tiled_attention.tiled_attention(*poisoned, None, bounds, **how)
+            assert torch.equal(result[:, one], expected[:, one])
+            assert result[:, other].isnan().all()
+
+
 def test_scores_that_float32_holds_and_exponentials_that_it_does_not():
     q, k, v = operands(64, 300)
     check([q * 40, k * 40, v])

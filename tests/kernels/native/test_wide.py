@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
+from mtmd.base import heartbeat
+from mtmd.base.heartbeat import Heartbeat, heart_here
 from mtmd.kernels import ops
 from mtmd.kernels.cpu.native.pool import Pool
 from mtmd.kernels.gpu.quant_matmul.cases import random_blocks
 from mtmd.kernels.graph import Node, Type, toposort, weight
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.plan import native_run
+from mtmd.kernels.plan.executor import finish
 from mtmd.kernels.plan.lower import Lowering, StepFacts
 from mtmd.kernels.plan.native_run import NativePlan
+from mtmd.kernels.plan.steps import SLOWEST
 
 LIMIT = {torch.float32: 1e-10, torch.bfloat16: 5e-5}
 
@@ -88,6 +95,7 @@ def test_a_gated_layer_is_two_products(dtype: torch.dtype, rows: int, ffn: int, 
         gated = ops.gelu_mul(gate, up, approximate=act, name="gated")
     actual, plan = run(gated, x, stored)
     assert sum(len(part.instructions) for part in plan.lowered.parts) == 1
+    assert plan.lowered.flops[0] == sum(OPS[n.op].flops(n) for n in (gate, up, gated))
     expected = reference(gated, x, stored)
     error = ((actual.double() - expected.double()) ** 2).mean() / (expected.double() ** 2).mean()
     assert torch.isfinite(actual).all() and error <= LIMIT[dtype]
@@ -107,3 +115,42 @@ def test_a_sum_is_a_part_of_its_product(dtype: torch.dtype, rows: int) -> None:
     expected = reference(total, x, stored)
     error = ((actual.double() - expected.double()) ** 2).mean() / (expected.double() ** 2).mean()
     assert torch.isfinite(actual).all() and error <= LIMIT[dtype]
+
+
+def test_steps_between_programs_let_go_of_what_they_made_and_may_take_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native_run, "LONG_S", 0.0)
+    heart = Heartbeat()
+    stored = Stored({"w": random_blocks("Q4_0", 64, 64)})
+    x = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
+    given = Node("input", (), Type.of(x), {"fill": lambda b: b["x"]}, "x")
+    w = weight("w", stored, torch.uint8)
+    made = ops.matmul(given, w, None, quant="Q4_0", name="made")
+    first = ops.silu(made, name="first")
+    second = ops.matmul(first, w, None, quant="Q4_0", name="second")
+    output = ops.add(second, second, name="output")
+    elsewhere = first, second
+    steps = [StepFacts(n, n.inputs, n not in elsewhere) for n in toposort(output) if not n.is_leaf]
+    lowered = Lowering(steps, [output], lambda node: stored.tensors[node.name]).run()
+    assert [isinstance(part, int) for part in lowered.parts] == [False, True, True, False]
+    assert [lowered.last[lowered.made[node]] for node in elsewhere] == [2, 3]
+    patience = []
+
+    def call(node: Node, *inputs: Tensor) -> Tensor:
+        patience.append(heart.more_s)
+        return OPS[node.op].reference(*inputs, **node.attrs)
+
+    calls = [(partial(call, step.node), step.inputs, step.node) for step in steps]
+    plan = NativePlan(lowered, calls, [output], lambda _, t, *__: t, set(), lambda: Pool(2))
+    before = heart_here()
+    heart.count_this_thread()
+    try:
+        (actual,) = finish(plan.steps({"x": x}))
+    finally:
+        if before is None:
+            del heartbeat._here.heart
+        else:
+            before.count_this_thread()
+    assert patience == [OPS[node.op].flops(node) / SLOWEST for node in elsewhere]
+    torch.testing.assert_close(actual, reference(output, x, stored), rtol=1e-4, atol=1e-4)
