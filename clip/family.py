@@ -85,7 +85,12 @@ FAMILIES = (
     ),
     Entry("mtmd.clip.families.phi4_siglip", ("phi4-siglip",), ("phi4",)),
     Entry("mtmd.clip.families.minicpmv", ("minicpmv", "minicpmo"), ("resampler",)),
-    Entry("mtmd.clip.families.minicpmv4_6", ("minicpmv4_6",), ("minicpmv4_6",)),
+    Entry(
+        "mtmd.clip.families.minicpmv4_6",
+        ("minicpmv4_6", "minicpm_ocr"),
+        ("minicpmv4_6",),
+        ties=("minicpm_ocr",),
+    ),
     Entry("mtmd.clip.families.hunyuan_vl", ("hunyuan_vl",), ("hunyuanvl",), ("hunyuan_vl",)),
     Entry("mtmd.clip.families.paddleocr_vl", ("paddleocr_vl",), ("paddleocr",), ("paddleocr_vl",)),
 )

@@ -1,6 +1,6 @@
-"""MiniCPM-V 4.6's vision tower (arXiv:2509.18154): SigLIP over a picture and its slices, whose
-patches attend in windows of 2 x 2 and become one of them after a few layers; four of what is left
-become a token.
+"""MiniCPM-V 4.6's vision tower (arXiv:2509.18154), which is MiniCPM-OCR's, too: SigLIP over a
+picture and its slices, whose patches attend in windows of 2 x 2 and become one of them after a few
+layers; four of what is left become a token.
 """
 
 from __future__ import annotations
@@ -279,10 +279,12 @@ def read(top: Settings, image: Settings) -> MiniCpmVision:
             raise ModelError(
                 f"{part.where}: {key} is {part.get(key, None)!r:.40}, expected [{WINDOW}, {WINDOW}]"
             )
-    mode = top.choice("downsample_mode", SIDES, "16x")
+    ocr = top.get("model_type", "") == "minicpm_ocr"
+    usual = "4x" if ocr else "16x"
+    mode = top.choice("downsample_mode", SIDES, usual)
     video = image.part("video_processor")
     for part in (image, *[video] * bool(video.get("downsample_mode", None))):
-        if (theirs := part.choice("downsample_mode", SIDES, "16x")) != mode:
+        if (theirs := part.choice("downsample_mode", SIDES, usual)) != mode:
             raise ModelError(
                 f"{part.where}: downsample_mode is {theirs}, expected {mode} as config.json says; "
                 "correct one of them"
@@ -301,6 +303,6 @@ def read(top: Settings, image: Settings) -> MiniCpmVision:
         merged_after=after,
         text_width=top.part("text_config").count("hidden_size", 4096, maximum=MAX_WIDTH),
         numbers=image.flag("use_image_id", True),
-        resolution=read_sliced_tiling(image, patch, SIDES[mode]),
+        resolution=read_sliced_tiling(image, patch, SIDES[mode], by_tensor=ocr),
         video=_read_video(video, patch, SIDES[mode]),
     )

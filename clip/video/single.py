@@ -53,7 +53,7 @@ class WholeFrame:
     tiling: SlicedTiling
 
     def fit(self, size: Size, budget: Budget) -> tuple[Size, int]:
-        whole = self.tiling.whole(size)
+        whole = self.tiling.whole(size, self.tiling.side)
         tokens = self.tiling.tokens(size, WHOLE)
         budget.check_fixed(tokens)
         return whole, tokens

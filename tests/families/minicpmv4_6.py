@@ -1,10 +1,11 @@
-"""MiniCPM-V 4.6: SigLIP over a picture and its slices, windows that become one patch inside of the
+"""MiniCPM-V 4.6 and MiniCPM-OCR: SigLIP over a picture and its slices, windows that become one patch inside of the
 tower, and Qwen3.5's decoder.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from published import published
 from qwen3_5 import TEXT
 from torchvision_stand_in import torchvision_here
 
+PREFIX = "MiniCPMV4_6"
 SPECIAL = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -76,24 +78,22 @@ def minicpmv4_6(
     vision: dict[str, Any] | None = None,
     text: dict[str, Any] | None = None,
     images: dict[str, Any] | None = None,
+    ocr: bool = False,
 ) -> Oracle:
-    """`after`: the layer after which windows become one patch."""
-    from transformers import (
-        MiniCPMV4_6Config,
-        MiniCPMV4_6ForConditionalGeneration,
-        MiniCPMV4_6Processor,
-    )
-    from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import (
-        MiniCPMV4_6ImageProcessorPil,
-    )
+    """`after`: the layer after which windows become one patch. `ocr`: a MiniCPM-OCR."""
+    kind, prefix, pil = ("minicpm_ocr", "MiniCPMOcr", "") if ocr else ("minicpmv4_6", PREFIX, "pil")
+    module = f"transformers.models.{kind}"
+
+    def theirs(file: str, name: str) -> Any:
+        return getattr(import_module(f"{module}.{file}_{kind}"), f"{prefix}{name}")
 
     with torchvision_here():
-        from transformers.models.minicpmv4_6.video_processing_minicpmv4_6 import (
-            MiniCPMV4_6VideoProcessor,
-        )
+        suffix = pil and f"_{pil}"
+        make_pictures = theirs(f"image_processing{suffix}", f"ImageProcessor{pil.capitalize()}")
+        make_videos = theirs("video_processing", "VideoProcessor")
     tokens, tower = tokenizer(SPECIAL), VISION | (vision or {})
     image = tokens.token_to_id("<|image_pad|>")
-    config = MiniCPMV4_6Config(
+    config = theirs("configuration", "Config")(
         vision_config=tower,
         text_config=TEXT
         | HEADS
@@ -105,7 +105,7 @@ def minicpmv4_6(
         insert_layer_id=after,
         tie_word_embeddings=(text or {}).get("tie_word_embeddings", False),
     )
-    model = randomize(MiniCPMV4_6ForConditionalGeneration(config), seed)
+    model = randomize(theirs("modeling", "ForConditionalGeneration")(config), seed)
     model = save(folder, model, tokens, TEMPLATE, NAMES, eos="<|im_end|>")
     settings = {
         "do_resize": True,
@@ -120,16 +120,16 @@ def minicpmv4_6(
         "downsample_mode": mode,
         **(images or {}),
     }
-    kind = {"image_processor_type": "MiniCPMV4_6ImageProcessor"}
-    write(folder, "preprocessor_config.json", kind | settings)
+    named = {"image_processor_type": f"{prefix}ImageProcessor"}
+    write(folder, "preprocessor_config.json", named | settings)
     unchecked = type(
         "Processor",
-        (MiniCPMV4_6Processor,),
+        (theirs("processing", "Processor"),),
         {"check_argument_for_proper_class": lambda *result: type(result[-1])},
     )
     processor = unchecked(
-        image_processor=MiniCPMV4_6ImageProcessorPil(**settings),
-        video_processor=MiniCPMV4_6VideoProcessor(**settings),
+        image_processor=make_pictures(**settings),
+        video_processor=make_videos(**settings),
         tokenizer=load_tokenizer(folder),
         chat_template=template_of(folder),
     )
@@ -144,7 +144,7 @@ def minicpmv4_6(
 
 
 ROW = Row(
-    "MiniCPM-V 4.6",
+    "MiniCPM-V 4.6, MiniCPM-OCR",
     {
         "slices, windows merged after the second layer": minicpmv4_6,
         "whole pictures, none merged, tied, as published": published(
@@ -156,6 +156,14 @@ ROW = Row(
                 text={"tie_word_embeddings": True},
                 images={"slice_mode": False},
             )
+        ),
+        "minicpm_ocr, small pictures as they are": partial(
+            minicpmv4_6,
+            seed=2,
+            mode="4x",
+            text={"tie_word_embeddings": True},
+            images={"small_image_upsize": "never"},
+            ocr=True,
         ),
     },
     notes="a picture and its slices, windows merged inside of the tower",

@@ -8,7 +8,7 @@ import pytest
 
 from mtmd.base.errors import ModelError
 from mtmd.clip.families import minicpmv4_6
-from mtmd.clip.family import Numbered, gguf_vision_family, vision_family
+from mtmd.clip.family import Numbered, gguf_vision_family, ties_tables, vision_family
 from mtmd.kernels.checkpoint.settings import Settings
 
 PATCH = {"patch_size": 14}
@@ -58,6 +58,17 @@ def test_defaults_are_those_of_transformers() -> None:
     )
     assert pictures.normalize.mean == tuple(p.image_mean)
     assert pictures.resample == p.resample.name.lower()
+
+
+def test_ocrs_defaults_are_those_of_transformers() -> None:
+    from transformers.models.minicpm_ocr.configuration_minicpm_ocr import MiniCPMOcrConfig
+
+    result, top = read(model_type="minicpm_ocr"), MiniCPMOcrConfig()
+    assert (result.cells.merge, top.downsample_mode) == (2, "4x")
+    assert (result.resolution.enlarged, result.resolution.by_tensor) == ("always", True)
+    assert ties_tables("minicpm_ocr") == top.tie_word_embeddings
+    with pytest.raises(ModelError, match=r"small_image_upsize is 'x', expected one of always, nev"):
+        read({"small_image_upsize": "x"}, model_type="minicpm_ocr")
 
 
 def test_pictures_are_counted() -> None:

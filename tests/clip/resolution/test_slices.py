@@ -65,7 +65,7 @@ def test_decisions_are_the_reference(name: str) -> None:
         whole = theirs.find_best_resize(size, **how, allow_upscale=not grid)
         chosen, notes = result.choose((width, height))
         assert (chosen, notes) == (tuple(grid[::-1]) if grid else WHOLE, ()), (width, height)
-        assert result.whole((width, height)) == whole[::-1]
+        assert result.whole((width, height), result.side) == whole[::-1]
         assert whole[0] * whole[1] <= np.prod(result.largest_tile_type().shape[1:])
         if grid:
             sliced = theirs.get_refine_size(size, grid, **how, allow_upscale=True)
@@ -91,6 +91,29 @@ def test_budgets_are_kept(name: str) -> None:
         assert tokens <= result.max_tokens(budget) <= maximum
         assert bool(notes) == (tokens != own)
         assert result.choose(size, Budget(detail="low"))[0] == WHOLE
+
+
+@pytest.mark.parametrize("enlarged", ["never", "adaptive"])
+def test_pictures_keep_their_pixels(enlarged: str) -> None:
+    """Of a tiny one only MiniCPM-OCR's rule makes more, and of one of small letters; a slice that
+    is blank has no more pixels than there are.
+    """
+    values = {"small_image_upsize": enlarged, "scale_resolution": 280}
+    result = read_sliced_tiling(Settings(values, "x"), 14, 2, by_tensor=True)
+    rng, adaptive = np.random.default_rng(6), enlarged == "adaptive"
+
+    def sizes_of(*shape: int) -> tuple[tuple[int, int], ...]:
+        plan = result.prepare(np.full((*shape, 3), 200, np.uint8))
+        size = shape[1], shape[0]
+        assert plan.tokens <= result.tokens(size, result.choose(size)[0]) <= result.max_tokens()
+        return plan.sizes
+
+    assert sizes_of(150, 200) == ((196, 140),)
+    assert sizes_of(30, 60) == (((112, 56) if adaptive else (56, 28)),)
+    assert sizes_of(220, 360)[1] == ((168, 224) if adaptive else (252, 308))
+    letters = rng.choice(np.array([0, 255], np.uint8), (100, 100, 1), p=[0.1, 0.9])
+    plan = result.prepare(letters.repeat(2, 0).repeat(2, 1).repeat(3, 2))
+    assert plan.sizes == (((280, 280) if adaptive else (196, 196)),)
 
 
 def test_slices_follow_the_whole_line_by_line() -> None:
@@ -134,7 +157,7 @@ def test_tiles_of_a_number_of_tokens() -> None:
     for size in ((448, 448), (1300, 900), (33, 91)):
         grid, _ = queries.choose(size)
         assert grid == squares.choose(size)[0]
-        assert queries.whole(size) == squares.whole(size)
+        assert queries.whole(size, queries.side) == squares.whole(size, squares.side)
         tiles = 1 if grid == WHOLE else 1 + grid[0] * grid[1]
         assert queries.tokens(size, grid) == 64 * tiles <= queries.max_tokens() == 640
     assert queries.largest_tile_type() == squares.largest_tile_type()
