@@ -125,7 +125,7 @@ def test_a_file_that_took_its_place_stays(path):
     [
         ("unix:", "expected a path behind it"),
         ("unix:nowhere/s", "No such file or directory"),
-        ("unix:~nobody-of-this-name/s", "a path whose ~ is a user"),
+        ("unix:~nobody-of-this-name/s", "a path whose ~ names a user"),
         (f"unix:{'long' * 40}", "too long"),
         ("/tmp/mtmd.sock", "--host unix:PATH"),
     ],

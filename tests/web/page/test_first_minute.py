@@ -398,8 +398,8 @@ def test_an_answer_of_the_demo_model_about_another_picture_says_that_it_is_a_gue
     page.wait_for_selector(".thumb:not(.loading)")
     person.say("What is it?")
     assert page.locator(".demo-answer").all_inner_texts() == [
-        "The demo model knows drawn shapes, short words and numbers: what it says of any other "
-        "picture is a guess."
+        "The demo model knows drawn shapes, short words and numbers; its answers about other "
+        "pictures are guesses."
     ]
     page.click("#new-chat")
     page.wait_for_selector("#welcome:visible")

@@ -58,7 +58,7 @@ def test_who_reads_does_not_wait_for_who_writes(store, stored):
 
 
 def test_who_writes_is_told_that_it_is_busy(store, stored):
-    with pytest.raises(StoreBusyError, match="another program holds it"):
+    with pytest.raises(StoreBusyError, match="another program is using it"):
         store.rename(stored.id, "another")
     assert store.conversation(ME, stored.id).title == "a title"
 
