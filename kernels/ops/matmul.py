@@ -152,7 +152,20 @@ def _head_shape(x: Type, w: Type, *, turned: bool = False, quant: str | None = N
     return Type.contiguous((x.shape[0], w.shape[0], outputs), x.dtype)
 
 
-@op(shape=_head_shape, flops=_flops)
+def _head_workspace(node: Node) -> int:
+    """The result before its rows are in order and x for every head; quantized matrices decoded, in
+    fp32 and in the type of x.
+    """
+    x, w = node.inputs
+    assert x is not None and w is not None
+    (tokens, _, inner), heads, item = x.shape, w.shape[0], x.dtype.itemsize
+    operands = node.type.bytes + tokens * heads * inner * item
+    if node.attrs.get("quant") is None:
+        return operands
+    return operands + node.type.shape[2] * heads * inner * (8 + item)
+
+
+@op(shape=_head_shape, flops=_flops, workspace=_head_workspace)
 def head_matmul(x: Tensor, w: Tensor, *, turned: bool = False, quant: str | None = None) -> Tensor:
     """Each head's product with a matrix of its own: x[:, h] @ w[h].T, or, `turned`, x[:, h] @ w[h]
 

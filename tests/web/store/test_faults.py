@@ -106,7 +106,7 @@ def test_a_second_server_on_a_folder_is_told(store, tmp_path):
 def test_a_folder_that_another_has_to_itself_is_busy(tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "WAIT_S", 0.0)
     lock = folder.FolderLock(tmp_path)
-    with pytest.raises(StoreBusyError, match="to itself"):
+    with pytest.raises(StoreBusyError, match="is using the data folder"):
         folder.FolderLock(tmp_path, wait_s=0.0)
     lock.close()
     folder.FolderLock(tmp_path).close()
