@@ -61,7 +61,7 @@ def read_part(folder: Folder, unit: Unit, ending: str) -> list[dict[str, Any]]:
     except Exception as error:  # pyarrow has many, for what is damaged
         reason = one_line(error, 200) or type(error).__name__
         raise OptionError(
-            f"out {folder.name}: found in {name} what was not written there ({reason}), expected "
+            f"out {folder.name}: found unexpected content in {name} ({reason}), expected "
             "the rows of its pictures; remove it to have them answered again"
         ) from error
 

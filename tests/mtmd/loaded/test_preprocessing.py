@@ -290,7 +290,7 @@ def test_the_warm_up_tries_and_tells(demo, monkeypatch):
     facts = preprocessing_facts(model.encoder, False)
     assert "preprocessing: on stand-in (requested: auto)\n" in reported(facts)
     facts = preprocessing_facts(model.encoder, True)
-    assert facts.resized_there >= 1 and "the same to the bit" in reported(facts)
+    assert facts.resized_there >= 1 and "equal to the bit" in reported(facts)
     ways = model.encoder.preprocessing
     monkeypatch.setattr(
         type(model.encoder), "numbers", lambda *_: [tile + 1 for tile in _[1].numbers()]

@@ -241,7 +241,7 @@ def test_options(demo: Model, mtmd: Any, tmp_path: Any) -> None:
         assert (
             f"--prepare-ahead: found {word if word.isdecimal() else repr(word)}" in line.refused()
         )
-    assert "beside" in mtmd("describe", "a.png", "--prepare-ahead", 3).refused()
+    assert "found without --each" in mtmd("describe", "a.png", "--prepare-ahead", 3).refused()
     assert "--prepare-ahead: " in mtmd("describe", "--each", "a.png", "--prepare-ahead=x").refused()
 
 

@@ -69,7 +69,7 @@ def test_trials_of_one_request_end(monkeypatch: pytest.MonkeyPatch) -> None:
     result = read_template(template("elements").render, SPECIAL, STOPS)
     made = plan_calls(AnswerOptions(tools=tools), result, MARKS, slow)
     assert len(tried) == call_plan.TRIALS_S
-    assert made.grammar is None and "was not found out in 20 s" in made.warnings[-1]
+    assert made.grammar is None and "could not be checked in 20 s" in made.warnings[-1]
     tried.clear()
     strict = [tool({"type": "object"}, strict=True, name=f"f{number}") for number in range(256)]
     with pytest.raises(OptionError, match="give fewer tools, or simpler schemas"):

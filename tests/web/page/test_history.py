@@ -94,7 +94,7 @@ def test_conversations_of_other_programs_are_imported_found_and_taken_along(pers
     person.until("document.querySelector('.item .first')?.naturalWidth > 0")
     assert page.locator(".item .first").count() == 1  # the one that has a picture
     bring(page, [{"some": "thing"}])
-    page.wait_for_selector(".toast:has-text('no file of conversations')")
+    page.wait_for_selector(".toast:has-text('has no conversations of')")
     page.fill("#search", "sparrow")
     page.wait_for_selector(".item .around:has-text('sparrow')")
     page.click(".item:has-text('A bird') a")

@@ -270,7 +270,7 @@ def test_a_conversation_survives_export_and_import(person, tmp_path):
     ]
     (tmp_path / "other.json").write_text("{}")
     page.set_input_files("#import-file", str(tmp_path / "other.json"))
-    page.wait_for_selector(".toast:has-text('no file of conversations')")
+    page.wait_for_selector(".toast:has-text('has no conversations of')")
 
 
 def test_several_pictures_at_once_are_counted_shown_and_taken_off(person, fake):
