@@ -260,7 +260,7 @@ def types(case=None, **changes):
     ("given", "options", "words"),
     [
         (types(problem(12)), {}, "head size 12"),
-        (types(problem(513)), {}, "head size 513"),
+        (types(problem(577)), {}, "head size 577"),
         (types(problem(72, value=8)), {}, "v has head size 8"),
         (types(problem(72, dtype=torch.float64)), {}, "fp64"),
         (types(v=Type.contiguous((1, 130, 1, 72), torch.bfloat16)), {}, "v is bf16"),
@@ -297,7 +297,7 @@ def test_launcher_refuses_what_rejects_names():
 
 
 def test_parts_cover_every_head_size():
-    for size, exact in product(range(16, 513), (False, True)):
+    for size, exact in product(range(16, 577), (False, True)):
         first, second = parts(size, exact)
         assert size <= first + second <= power_of_two(size) or size <= 16
         assert all(n == 0 or (n >= 16 and n == power_of_two(n)) for n in (first, second))

@@ -42,7 +42,7 @@ def test_takes_every_head_size_and_batch():
         assert Gpu().rejects(attention_node(batch=batch)) is None
         assert (
             Gpu().rejects(attention_node(8, batch))
-            == "q has head size 8; the kernel supports 16 to 512"
+            == "q has head size 8; the kernel supports 16 to 576"
         )
 
 

@@ -19,7 +19,7 @@ from mtmd.kernels.gpu.table import KERNELS, Entry
 from mtmd.kernels.ops.attention import attention
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-TIMED = ("attention", "paged_attention", "matmul", "others", "pictures")
+TIMED = ("attention-72", "attention", "paged_attention", "matmul", "others", "pictures")
 RATES = {"copied bytes/s": 4e12, "bf16 flop/s": 8e14}
 pytestmark = pytest.mark.usefixtures("exact_bf16")
 

@@ -78,10 +78,10 @@ STARTS, OPTIONS = of(2, dtype=torch.int64), {"size": 32, "scale": 0.1}
     [
         ({0: of(1, 2, 4, 64, dtype=torch.float64)}, "q is fp64"),
         ({1: of(2, 64, 2, 64, dtype=torch.float64)}, "the cache is fp64"),
-        ({0: of(1, 2, 4, 8), 1: of(2, 64, 2, 8)}, "head size 8; the kernel supports 16 to 512"),
+        ({0: of(1, 2, 4, 8), 1: of(2, 64, 2, 8)}, "head size 8; the kernel supports 16 to 576"),
         ({0: Type((1, 2, 4, 64), f32, (512, 256, 1, 4))}, "stride 1 in the last"),
         ({1: Type((2, 64, 2, 64), f32, (1, 2, 128, 256))}, "the cache has strides"),
-        ({0: of(1, 2, 66, 64)}, "33 query heads of a key head"),
+        ({0: of(1, 2, 74, 64)}, "37 query heads of a key head"),
         ({1: of(2, 2**30, 2, 64)}, "1073741824 rows in the cache"),
         ({0: of(1, 2**24, 4, 64)}, "16777216 tokens of 1 sequences"),
     ],
