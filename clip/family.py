@@ -68,7 +68,12 @@ FAMILIES = (
     ),
     Entry("mtmd.clip.families.internvl", ("internvl", "qianfan_ocr"), ("internvl",), ("internvl",)),
     Entry("mtmd.clip.families.glm4v", ("glm4v", "glm4v_moe", "glm46v", "glm_ocr"), ("glm4v",)),
-    Entry("mtmd.clip.families.kimi_vl", ("kimi_k25", "kimi_vl"), ("kimik25", "kimivl")),
+    Entry(
+        "mtmd.clip.families.kimi_vl",
+        ("kimi_k25", "kimi_vl"),
+        ("kimik25", "kimivl"),
+        ties=("kimi_k25",),
+    ),
     Entry("mtmd.clip.families.llama4", ("llama4",), ("llama4",)),
     Entry(
         "mtmd.clip.families.deepseek_ocr.vision",

@@ -412,6 +412,7 @@ def test_every_option(mtmd: Any) -> None:
         "--kernels",
         "--vision-attention",
         "--preprocess",
+        "--no-graphs",
         "--lora",
         "--kv-type",
         "--weights",
