@@ -77,7 +77,7 @@ def _by_distance(table: Tensor, size: int) -> Tensor:
         stretched = F.interpolate(table.float().t()[None], distances, mode="linear")
         table = stretched[0].t().to(table.dtype)
     cells = torch.arange(size, device=table.device)
-    rows = table.index_select(0, (cells[:, None] - cells + (size - 1)).flatten())
+    rows = table.index_select(0, (cells.unsqueeze(1) - cells + (size - 1)).flatten())
     return rows.view(size, size, *table.shape[1:])
 
 
@@ -98,7 +98,7 @@ def relative_queries(
         if table is not None:
             far, head = _by_distance(table, size), "h" * (table.ndim - 2)
             product = torch.einsum(f"brchk,{axis}s{head}k->brchs", cells, far)
-            products.append(product.flatten(1, 2)[:, : q.shape[1]].div_(scale))
+            products.append(product.flatten(1, 2).narrow(1, 0, q.shape[1]).div_(scale))
     return torch.cat((q, *products, _zeros(q, grid, rows is not None)), 3)
 
 
@@ -113,13 +113,12 @@ def relative_keys(k: Tensor, *, grid: tuple[int, int], rows: bool = True) -> Ten
 
     k [B, T, H, K], T = R * C of `grid` -> [B, T, H, K + R + C + zeros], or [B, T, H, K + C + zeros]
     """
-    cells = torch.arange(k.shape[1], device=k.device)
-    locations = (cells // grid[1], cells % grid[1])[0 if rows else 1 :]
-    sizes = grid[0 if rows else 1 :]
-    ones = (
-        torch.eye(size, dtype=k.dtype, device=k.device)[at][:, None].expand(*k.shape[:3], -1)
-        for at, size in zip(locations, sizes, strict=True)
-    )
+    ones = []
+    for axis, size in enumerate(grid):
+        if axis or rows:
+            of_each = torch.eye(size, dtype=k.dtype, device=k.device).unsqueeze(1 - axis)
+            cells = of_each.expand(*grid, size).flatten(0, 1).narrow(0, 0, k.shape[1])
+            ones.append(cells.unsqueeze(1).expand(*k.shape[:3], size))
     return torch.cat((k, *ones, _zeros(k, grid, rows)), 3)
 
 
