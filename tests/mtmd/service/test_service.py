@@ -434,14 +434,14 @@ def test_a_large_picture_keeps_nobody_waiting(
         return (yield from steps(tiles, observe, **ways))
 
     running = service.submit(
-        requested(world[1], "Describe the image."), max_tokens=400, ignore_eos=True
+        requested(world[1], "Describe the image."), max_tokens=1200, ignore_eos=True
     )
     first = iter(running)
     next(e for e in first if isinstance(e, TextPiece))
     monkeypatch.setattr(encoder, "steps", slow)
     waiting = service.submit(requested(world[2]))
     *_, last = first
-    assert isinstance(last, Finished) and len(last.answer.output_token_ids) == 400
+    assert isinstance(last, Finished) and len(last.answer.output_token_ids) == 1200
     assert len(set(batches)) >= 30, "the decoder had its turn between the slices"
     waiting.cancel()
 
