@@ -29,7 +29,8 @@ from mtmd.kernels.checkpoint.magic import (
 TIMEOUT_S = 10.0
 # What is read, and nothing else: no pickles, no copies in other formats. `consolidated*` repeats
 # the weights in Mistral's naming.
-ALLOWED = ["*.safetensors", "*.json", "*.jinja", "spiece.model", "merges.txt"]
+TOKENIZER_FILES = ("spiece.model", "merges.txt", "tiktoken.model")  # those that are not JSON
+ALLOWED = ["*.safetensors", "*.json", "*.jinja", *TOKENIZER_FILES]
 IGNORED = ["*/*", "consolidated*.safetensors"]
 
 DEMO = "demo"  # names the model that is part of the package, where no file is called so

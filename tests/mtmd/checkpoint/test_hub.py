@@ -15,6 +15,8 @@ from fake_hub import COMMIT, FILES, FakeHub, address, running_hub
 from mtmd.base.errors import ModelError
 from mtmd.checkpoint import hub
 from mtmd.checkpoint.hub import NotInCacheError, Result, check_name, resolve_adapter, resolve_model
+from mtmd.llm.tokenizer import vocabulary_files
+from mtmd.llm.tokenizer.tokenizer import PIECES
 
 
 @pytest.fixture
@@ -147,6 +149,11 @@ def test_only_what_is_read_is_fetched(
         path.endswith((".bin", ".gguf", ".py", ".md")) or "onnx" in path or "consolidated" in path
         for path in server.requested
     )
+
+
+def test_every_file_that_a_tokenizer_is_read_from_is_fetched() -> None:
+    names = {PIECES, vocabulary_files.VOCABULARY, vocabulary_files.MERGES, vocabulary_files.RANKS}
+    assert {name for name in names if not name.endswith(".json")} == {*hub.TOKENIZER_FILES}
 
 
 def test_a_fetched_model_is_found_without_the_hub(
