@@ -2,7 +2,7 @@
 
 python benchmarks/peers_chart.py docs/images
 
-The figures are those of benchmarks/results/2026-11-27-cpu-peers.md; RESULTS repeats them.
+The figures are those of benchmarks/results/2026-11-28-cpu-peers.md; RESULTS repeats them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import matplotlib.pyplot as plt
 
 # panel: (unit, {program: best rate}), of SmolLM2-1.7B's shape in Q4_0 and SmolVLM-256M's tower
 RESULTS = {
-    "write an answer": ("tokens/s", {"mtmd": 22.8, "llama.cpp": 8.7, "OpenVINO": 7.4}),
-    "read a prompt": ("tokens/s", {"mtmd": 360, "OpenVINO": 293, "llama.cpp": 74}),
+    "write an answer": ("tokens/s", {"mtmd": 22.2, "llama.cpp": 8.4, "OpenVINO": 8.0}),
+    "read a prompt": ("tokens/s", {"mtmd": 451, "OpenVINO": 342, "llama.cpp": 73}),
     "encode a picture": ("tiles/s", {"mtmd": 5.4, "transformers": 2.7, "llama.cpp": 0.65}),
 }
 BLUE, GREY = "#3b82d0", "#8b949e"
