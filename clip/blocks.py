@@ -366,13 +366,11 @@ def vit_parameters(
     return parameters
 
 
-def tower_names(name: str) -> tuple[str, ...]:
+def tower_names(name: str, module: str = "vision_tower") -> tuple[str, ...]:
     """Return what a tensor of the tower is called in published checkpoints, and in those that
     transformers 5 saves.
     """
-    return checkpoint_names(f"vision_tower.vision_model.{name}") + checkpoint_names(
-        f"vision_tower.{name}"
-    )
+    return checkpoint_names(f"{module}.vision_model.{name}") + checkpoint_names(f"{module}.{name}")
 
 
 def checkpoint_names(name: str) -> tuple[str, ...]:

@@ -41,11 +41,12 @@ class ClipShape:
     tokens: int
     notes: tuple[str, ...] = ()
     closing: int = 0
+    missing: int = 0
 
     @property
     def all_tokens(self) -> int:
         """Image tokens of the whole clip; the text between them comes on top."""
-        return self.groups * self.tokens + self.closing
+        return self.groups * self.tokens - self.missing + self.closing
 
 
 class VideoFamily(Protocol):

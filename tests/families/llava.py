@@ -68,7 +68,7 @@ def llava(
     kind: str = "Llava",
     text_kind: str = "llama",
     seed: int = 0,
-    layer: int = -2,
+    layer: int | list[int] = -2,
     strategy: str = "default",
     template: str = VICUNA,
     bos: bool = True,
@@ -76,12 +76,13 @@ def llava(
     text: dict[str, Any] | None = None,
     pinpoints: list[list[int]] | None = None,
 ) -> Oracle:
-    """`kind`: Llava or LlavaNext; `bos`: the tokenizer puts the beginning of sequence first, which
-    templates here do not.
+    """`kind` begins the names of transformers' classes; `bos`: the tokenizer puts the beginning of
+    sequence first, which templates here do not.
     """
     import transformers
 
-    tokens = tokenizer(SPECIAL, "<s>" if bos else None)
+    videos = kind in ("LlavaNextVideo", "VideoLlava")
+    tokens = tokenizer((*SPECIAL, *("<video>",) * videos), "<s>" if bos else None)
     image = tokens.token_to_id("<image>")
     tower = VISION | (vision or {})
     settings = (
@@ -97,16 +98,22 @@ def llava(
     )
     if text_kind == "qwen2":
         settings.pop("head_dim")  # it has none
-    more = {"image_grid_pinpoints": pinpoints or PINPOINTS} if kind == "LlavaNext" else {}
+    tiled = kind.startswith("LlavaNext")
+    more = {"image_grid_pinpoints": pinpoints or PINPOINTS} if tiled else {}
+    own: dict[str, Any] = {"vision_feature_select_strategy": strategy}
+    if kind == "VipLlava":  # which always leaves out the class token
+        own = {"projector_layernorm_eps": 0.02}
+    if videos:
+        own["video_token_index"] = tokens.token_to_id("<video>")
     config = getattr(transformers, f"{kind}Config")(
         vision_config=tower,
         text_config=settings,
         image_token_index=image,
         vision_feature_layer=layer,
-        vision_feature_select_strategy=strategy,
         projector_hidden_act="gelu",
         tie_word_embeddings=settings.get("tie_word_embeddings", False),
         **more,
+        **own,
     )
     model = randomize(
         getattr(transformers, f"{kind}ForConditionalGeneration")(config),
@@ -120,7 +127,7 @@ def llava(
         folder,
         "preprocessor_config.json",
         {
-            "image_processor_type": f"{kind}ImageProcessor" if more else "CLIPImageProcessor",
+            "image_processor_type": "LlavaNextImageProcessor" if more else "CLIPImageProcessor",
             "do_resize": True,
             "do_center_crop": True,
             "do_rescale": True,
@@ -139,13 +146,14 @@ def llava(
         "vision_feature_select_strategy": strategy,
         "num_additional_image_tokens": 1,
     }
+    name = "LlavaProcessor" if kind == "VipLlava" else f"{kind}Processor"
     write(
         folder,
         "processor_config.json",
-        {**processor, "image_token": "<image>", "processor_class": f"{kind}Processor"},
+        {**processor, "image_token": "<image>", "processor_class": name},
     )
     result = build_processor(
-        getattr(transformers, f"{kind}Processor"), folder, _images(folder, bool(more)), **processor
+        getattr(transformers, name), folder, _images(folder, kind), videos=videos, **processor
     )
     if more:
         return Oracle(
@@ -159,13 +167,22 @@ def llava(
     return Oracle(folder, model, result, image)
 
 
-def _images(folder: Path, tiled: bool) -> Any:
+def _images(folder: Path, kind: str) -> Any:
+    from transformers import VideoLlavaImageProcessor
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
     from transformers.models.llava_next.image_processing_pil_llava_next import (
         LlavaNextImageProcessorPil,
     )
 
-    return (LlavaNextImageProcessorPil if tiled else CLIPImageProcessorPil).from_pretrained(folder)
+    class Images(VideoLlavaImageProcessor):
+        """With the name that pixels have in other processors, and in this one after 5.23."""
+
+        def preprocess(self, *args: Any, **kwargs: Any) -> Any:
+            return super().preprocess(*args, return_legacy_image_output=False, **kwargs)
+
+    processors = {"VideoLlava": Images, "LlavaNext": LlavaNextImageProcessorPil}
+    named = processors.get(kind.removesuffix("Video"), CLIPImageProcessorPil)
+    return processors.get(kind, named).from_pretrained(folder)
 
 
 ROW = Row(

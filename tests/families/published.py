@@ -45,7 +45,7 @@ def _rename(path: Path, tower: bool, transposed: bool) -> None:
     tensors = load_file(path)
     if tower:
         tensors = {
-            re.sub(r"(^|\.)vision_tower\.", r"\1vision_tower.vision_model.", name): t
+            re.sub(r"(^|\.)((?:vision|image|video)_tower)\.", r"\1\2.vision_model.", name): t
             for name, t in tensors.items()
         }
     if transposed:

@@ -15,6 +15,7 @@ MODULES = (
     "gemma4",
     "idefics3",
     "llava",
+    "llava_video",
     "llava_onevision",
     "qwen2_vl",
     "qwen3_vl",

@@ -24,6 +24,7 @@ GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 WITHOUT = {
     "aya_vision",
     "llava_onevision",
+    "llava_video",
     "paligemma",
     "idefics2",
     "mllama",

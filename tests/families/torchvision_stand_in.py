@@ -79,6 +79,11 @@ def pad(
     return result
 
 
+def crop(image: torch.Tensor, top: int, left: int, height: int, width: int) -> torch.Tensor:
+    """[..., 3, H, W] within its bounds, as torchvision.transforms.v2.functional.crop_image."""
+    return image[..., top : top + height, left : left + width]
+
+
 def grayscale_to_rgb(image: torch.Tensor) -> torch.Tensor:
     """[..., 3, H, W] as it is, as torchvision.transforms.v2.functional.grayscale_to_rgb has it."""
     assert image.shape[-3] == 3
@@ -111,6 +116,7 @@ def torchvision_here() -> Iterator[None]:
         resize=resize,
         normalize=normalize,
         pad=pad,
+        crop=crop,
         grayscale_to_rgb=grayscale_to_rgb,
         InterpolationMode=InterpolationMode,
     )

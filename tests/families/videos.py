@@ -95,6 +95,13 @@ def frames(inputs: Any) -> list[np.ndarray]:
     )
 
 
+def frame_pairs(inputs: Any) -> list[np.ndarray]:
+    """[6, Y, X] of each two frames of a video, the last one twice where they are odd."""
+    each = frames(inputs)
+    each += each[-1:] * (len(each) % 2)
+    return [np.concatenate(pair) for pair in zip(each[::2], each[1::2], strict=True)]
+
+
 def area_frames(inputs: Any, side: int = 4) -> list[np.ndarray]:
     """[3, Y, X] of each frame, from its patches by their positions."""
     result = []
@@ -215,6 +222,26 @@ for case in (
         "LlavaOnevisionVideoProcessor",
         {"size": {"height": 28, "width": 28}},
         frames,
+        "<video>",
+        many=False,
+    ),
+    VideoCase(
+        "llava_video",
+        "next, llama, as published",
+        "llava_next_video",
+        "LlavaNextVideoVideoProcessor",
+        {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
+        frame_pairs,
+        "<video>",
+        many=False,
+    ),
+    VideoCase(
+        "llava_video",
+        "two towers, llama, as published",
+        "video_llava",
+        "VideoLlavaVideoProcessor",
+        {"size": {"shortest_edge": 45}, "crop_size": {"height": 42, "width": 42}},
+        frame_pairs,
         "<video>",
         many=False,
     ),

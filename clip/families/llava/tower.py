@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -32,7 +33,8 @@ MAX_FEATURES = 16  # published models have at most 4
 class FeatureTower:
     """`features` are hidden states, named by the number of layers before them; `vit` has no layers
     beyond. `class_token`: it stands first, and a norm follows. `skip_first`: the first token gives
-    no feature. `bias`, `gelu` and `text_width` are the projection's.
+    no feature. `bias`, `gelu`, `text_width` and `norm_eps`, that of a norm before it, are the
+    projection's. `at` begins the names of the tower's parameters, `module` those in checkpoints.
     """
 
     vit: VitParams
@@ -44,6 +46,9 @@ class FeatureTower:
     text_width: int
     bias: bool
     gelu: str
+    norm_eps: float | None = None
+    at: str = "v"
+    module: str = "vision_tower"
 
     @property
     def grid(self) -> int:
@@ -70,59 +75,75 @@ class FeatureTower:
             r"embeddings\.position_ids",
         )
         return (
-            *(rf"(model\.)?vision_tower\.(vision_model\.)?{name}" for name in names),
-            rf"v\.blk\.{beyond}",
-            r"v\.post_ln\..*",
+            *(rf"(model\.)?{self.module}\.(vision_model\.)?{name}" for name in names),
+            rf"{self.at}\.blk\.{beyond}",
+            rf"{self.at}\.post_ln\..*",
         )
 
     def parameters(self) -> Mapping[str, Parameter]:
-        width, text = self.vit.width, self.text_width
-        parameters = vit_parameters(self.vit, tower_names)
-        parameters["v.patch_embd.weight"] = Parameter(
-            (width, 3, self.patch, self.patch), tower_names("embeddings.patch_embedding.weight")
+        return {**self.tower_parameters(), **self._projection()}
+
+    def tower_parameters(self) -> dict[str, Parameter]:
+        """The parameters without the projection's."""
+        at, width = self.at, self.vit.width
+        names = partial(tower_names, module=self.module)
+        parameters = vit_parameters(self.vit, names, f"{at}.blk")
+        parameters[f"{at}.patch_embd.weight"] = Parameter(
+            (width, 3, self.patch, self.patch), names("embeddings.patch_embedding.weight")
         )
         rows = self.grid**2 + self.class_token
-        parameters["v.position_embd.weight"] = Parameter(
-            (rows, width), tower_names("embeddings.position_embedding.weight")
+        parameters[f"{at}.position_embd.weight"] = Parameter(
+            (rows, width), names("embeddings.position_embedding.weight")
         )
         if self.class_token:
-            parameters["v.class_embd"] = Parameter(
-                (width,), tower_names("embeddings.class_embedding")
+            parameters[f"{at}.class_embd"] = Parameter(
+                (width,), names("embeddings.class_embedding")
             )
             parameters |= biased_parameters(
-                {"v.pre_ln": ("pre_layrnorm", (width,))}, tower_names
+                {f"{at}.pre_ln": ("pre_layrnorm", (width,))}, names
             )  # spelled so
         else:
-            parameters["v.patch_embd.bias"] = Parameter(
-                (width,), tower_names("embeddings.patch_embedding.bias")
+            parameters[f"{at}.patch_embd.bias"] = Parameter(
+                (width,), names("embeddings.patch_embedding.bias")
             )
-        ends = {
-            "mm.0": ("linear_1", (text, width * len(self.features))),
-            "mm.2": ("linear_2", (text, text)),
-        }
+        return parameters
+
+    def _projection(self) -> dict[str, Parameter]:
+        width, text = self.vit.width * len(self.features), self.text_width
+        ends = {"mm.0": ("linear_1", (text, width)), "mm.2": ("linear_2", (text, text))}
+        norm = {} if self.norm_eps is None else {"mm.norm": ("projector_layernorm", (width,))}
         projection = biased_parameters(
-            ends, lambda name: checkpoint_names(f"multi_modal_projector.{name}")
+            {**ends, **norm}, lambda name: checkpoint_names(f"multi_modal_projector.{name}")
         )
-        return parameters | {
+        return {
             name: parameter
             for name, parameter in projection.items()
-            if self.bias or name.endswith("weight")
+            if self.bias or name not in ("mm.0.bias", "mm.2.bias")
         }
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         """tiles [B, 3, Y, X] in the compute type -> embeddings [B, T, D]"""
         w = Weights(weights, tiles.dtype)
-        bias = None if self.class_token else w.tensor("v.patch_embd.bias")
-        x = ops.patch_embed(tiles, w.tensor("v.patch_embd.weight"), bias, name="v.patch_embd")
+        return self.projected(self.seen(tiles, w, attention), w)
+
+    def seen(self, tiles: Node, w: Weights, attention: AttentionForm) -> Node:
+        """tiles [B, 3, Y, X] in the compute type -> features [B, T, C times their number]"""
+        at = self.at
+        bias = None if self.class_token else w.tensor(f"{at}.patch_embd.bias")
+        x = ops.patch_embed(
+            tiles, w.tensor(f"{at}.patch_embd.weight"), bias, name=f"{at}.patch_embd"
+        )
         if self.class_token:
-            x = ops.prepend(x, w.tensor("v.class_embd"), name="v.class_embd.first")
-        x = ops.add(x, w.tensor("v.position_embd.weight"), name="v.position_embd")
-        states = [w.layer_norm(x, "v.pre_ln", self.vit.eps) if self.class_token else x]
+            x = ops.prepend(x, w.tensor(f"{at}.class_embd"), name=f"{at}.class_embd.first")
+        x = ops.add(x, w.tensor(f"{at}.position_embd.weight"), name=f"{at}.position_embd")
+        states = [w.layer_norm(x, f"{at}.pre_ln", self.vit.eps) if self.class_token else x]
         for index in range(self.vit.layers):
-            states.append(vit_block(states[-1], index, self.vit, w, attention=attention))
+            states.append(
+                vit_block(states[-1], index, self.vit, w, attention=attention, blocks=f"{at}.blk")
+            )
         x = states[self.features[0]]
         for part, layers in enumerate(self.features[1:], 1):
-            x = ops.concat(x, states[layers], axis=2, name=f"v.features.{part}")
+            x = ops.concat(x, states[layers], axis=2, name=f"{at}.features.{part}")
         if self.skip_first:
             rest = graph_input(
                 "inp.patches",
@@ -130,7 +151,13 @@ class FeatureTower:
                 torch.int64,
                 lambda _: torch.arange(1, self.tokens + 1),
             )
-            x = ops.take_rows(x, rest, name="v.patches")
+            x = ops.take_rows(x, rest, name=f"{at}.patches")
+        return x
+
+    def projected(self, x: Node, w: Weights) -> Node:
+        """Features [B, T, C times their number] -> embeddings [B, T, D]"""
+        if self.norm_eps is not None:
+            x = w.layer_norm(x, "mm.norm", self.norm_eps)
         x = ops.gelu(w.linear(x, "mm.0", bias=self.bias), approximate=self.gelu, name="mm.gelu")
         return w.linear(x, "mm.2", bias=self.bias)
 

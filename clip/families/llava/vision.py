@@ -1,5 +1,5 @@
-"""LLaVA 1.5 (arXiv:2310.03744) and NeXT: features from inside a CLIP or SigLIP tower; in NeXT of
-tiles too, with newlines after rows.
+"""LLaVA 1.5 (arXiv:2310.03744), NeXT and ViP-LLaVA (arXiv:2312.00784): features from inside a CLIP
+or SigLIP tower; in NeXT of tiles too, with newlines after rows, in ViP-LLaVA of several depths.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from mtmd.kernels.plan.flash_choice import AttentionForm
 
 TOWERS = ("clip_vision_model", "siglip_vision_model")
 NEWLINES = ("v.image_newline", "model.image_newline")  # as GGUF files have it
+VIP_FEATURES = [-2, -5, -8, -11, 6]  # of published ViP-LLaVA models
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ def to_gguf(family: LlavaVision) -> GgufTower:
     if isinstance(family.resolution, AnyResolution):
         sizes = family.resolution.canvases
         keys["vision.image_grid_pinpoints"] = [edge for size in sizes for edge in size[::-1]]
-    # None reads a video's frames, and pictures as these models see them.
-    return GgufTower("mlp" if family.video is None else "", keys)
+    # None reads a video's frames and pictures as these models see them, or norms features.
+    return GgufTower("mlp" if family.video is None and tower.norm_eps is None else "", keys)
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -127,7 +128,32 @@ def read(top: Settings, image: Settings) -> LlavaVision:
     """Read it from config.json and the image processor's settings, with transformers' defaults;
     ModelError where a value cannot be followed.
     """
-    tower, tiled = read_tower(top), top.get("model_type", "llava") == "llava_next"
+    kind = top.get("model_type", "llava")
+    if kind == "vipllava":
+        tower = replace(
+            read_tower(_with_several(top)), norm_eps=top.number("projector_layernorm_eps", 1e-5)
+        )
+    else:
+        tower = read_tower(top)
+    return read_pictures(top, image, tower, tiled=kind == "llava_next")
+
+
+def _with_several(top: Settings) -> Settings:
+    """ViP-LLaVA's settings as LLaVA's. Those of the published 7B have a single feature in LLaVA's
+    key, which its projection contradicts: only a list counts.
+    """
+    given = top.get("vision_feature_layers", top.get("vision_feature_layer", None))
+    layers = given if isinstance(given, list) else VIP_FEATURES
+    same = {"vision_feature_layer": layers, "vision_feature_select_strategy": "default"}
+    return Settings({**top.values, **same}, top.where)
+
+
+def read_pictures(
+    top: Settings, image: Settings, tower: FeatureTower, *, tiled: bool
+) -> LlavaVision:
+    """Return how pictures are shown to a tower: `tiled` as LLaVA-NeXT shows them, or each as a
+    square.
+    """
     if tiled:
         check_grid(top, tower)
     normalize, kind = (
