@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+LINE = 150  # of README.md
 BEGIN, END = "<!-- families: made by tools/family_table.py -->", "<!-- end of families -->"
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("families", "support")]
 
@@ -45,12 +47,11 @@ def rows() -> Iterator[str]:
 
 
 def names() -> Iterator[str]:
-    """The names of all rows, a line each, which make one sentence."""
+    """The names of all rows, one sentence."""
     from table import ROWS
 
-    *first, last = (row.name for row in ROWS.values())
-    yield from (f"{name};" for name in first)
-    yield f"{last}."
+    sentence = "; ".join(row.name for row in ROWS.values())
+    yield from textwrap.wrap(f"{sentence}.", LINE, break_on_hyphens=False)
 
 
 FILES = {ROOT / "docs" / "models.md": rows, ROOT / "README.md": names}
