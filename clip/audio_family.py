@@ -29,8 +29,10 @@ class Entry:
 
 
 FAMILIES = (
+    Entry("mtmd.clip.families.audio_flamingo3", ("audioflamingo3",), ("musicflamingo",)),
     Entry("mtmd.clip.families.gemma4.audio", ("gemma4",), ("gemma4a",)),
     Entry("mtmd.clip.families.gemma4.unified_audio", ("gemma4_unified",), ("gemma4ua",)),
+    Entry("mtmd.clip.families.glm_asr", ("glmasr",), ("glma",)),
     Entry("mtmd.clip.families.qwen2_5_omni_audio", ("qwen2_5_omni_thinker",), ("qwen2.5o",)),
     Entry("mtmd.clip.families.qwen2_audio", ("qwen2_audio",), ("qwen2a",)),
     Entry(
@@ -38,6 +40,7 @@ FAMILIES = (
         ("qwen3_asr", "qwen3_asr_thinker", "qwen3_forced_aligner", "qwen3_omni_moe_thinker"),
         ("qwen3a",),
     ),
+    Entry("mtmd.clip.families.ultravox", ("ultravox",), ("ultravox",)),
     Entry("mtmd.clip.families.voxtral", ("voxtral",), ("voxtral",)),
 )
 
@@ -56,6 +59,8 @@ class AudioFamily(Tower, Protocol):
     rate: int
     """Samples a second."""
     instructions: Instructions
+    unused: tuple[str, ...]
+    """Patterns of tensors that checkpoints may hold and that answering does not need."""
 
     def prompt(self, plan: ImagePlan) -> str:
         """The text that stands for audio, in which each of the plan's `tokens` is written as

@@ -173,10 +173,12 @@ def vit_block(
     causal: bool = False,
     key_bias: bool = True,
     fused: bool = False,
+    angles: Node | None = None,
 ) -> Node:
     """Pre-norm attention and MLP          x [B, P, C] -> [B, P, C]; arXiv:2010.11929
 
-    `fused`: queries, keys and values have one matrix.
+    `fused`: queries, keys and values have one matrix. `angles` [P, 2, R]: the first 2 R dimensions
+    of each head turn by them.
     """
     at = f"{blocks}.{index}"
     y = w.layer_norm(x, f"{at}.ln1", p.eps)
@@ -184,6 +186,8 @@ def vit_block(
         split_heads(part, p.heads, part.name)
         for part in _projections(y, at, w, fused=fused, bias=True, key_bias=key_bias)
     )
+    if angles is not None:
+        q, k = (ops.rope(part, angles, name=f"{part.name}.rope") for part in (q, k))
     x = ops.add(
         w.linear(
             attend(q, k, v, attention, at=at, bounds=bounds, causal=causal),

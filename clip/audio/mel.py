@@ -88,11 +88,13 @@ def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class MelWindows:
-    """Windows of `frames` mel frames, whose encoder gives `frames / stride` tokens each.
+    """Windows of `frames` mel frames, whose encoder gives a token for every `stride` frames, the
+    last of them filled up with silence.
 
-    `whole`: the last window is filled up with silence, and all of its tokens are heard. Otherwise
-    it is cut behind the frames that its tokens, and one frame beyond them, are of, and audio of
-    more than a window is not taken: what comes after it is left out, and a note says so.
+    Without a `limit` all tokens are heard, and the windows are of one spectrum. With one, as many
+    windows are taken, each with a spectrum of its own, what comes after them is left out, and a
+    note says so; and tokens of silence are not heard: the last window is encoded as a `whole`, or
+    cut behind the frames that its tokens, and one frame beyond them, are of.
 
     A tile is fp32 [1, frames, bins].
     """
@@ -101,6 +103,7 @@ class MelWindows:
     frames: int
     stride: int
     whole: bool
+    limit: int | None = None
 
     normalize = Normalize((0.0,), (1.0,), 1.0)
 
@@ -108,30 +111,45 @@ class MelWindows:
         return self.windows(samples)
 
     def windows(self, samples: Samples) -> ImagePlan:
-        size = self.frames * self.mel.hop
-        count = max(1, -(-len(samples) // size)) if self.whole else 1
-        heard, notes = first_seconds(samples, count * size, self.mel.rate)
+        size, count = self.frames * self.mel.hop, self._windows(len(samples))
+        heard = samples
+        notes: tuple[str, ...] = ()
+        if self.limit is not None:
+            heard, notes = first_seconds(samples, self.limit * size, self.mel.rate)
         padded = np.zeros(count * size, np.float32)
         padded[: len(heard)] = heard
-        spectrum = self.mel(padded)
-        tokens = self.token_count(len(samples))
+        if self.limit is None:
+            tiles = np.split(self.mel(padded), count)
+        else:
+            tiles = [self.mel(part) for part in np.split(padded, count)]
         if not self.whole:
-            spectrum = spectrum[: self._cut(len(samples))]
-        tiles = np.split(spectrum, count)
+            tiles[-1] = tiles[-1][: self._cut(len(heard) - (count - 1) * size)]
+        tokens = self.token_count(len(samples))
+        order = np.arange(tokens) if self.whole and tokens < count * self.max_tokens() else None
         sizes = tuple((self.mel.bins, len(tile)) for tile in tiles)
-        return ImagePlan(tuple(tile[None] for tile in tiles), sizes, tokens, notes=notes)
+        return ImagePlan(
+            tuple(tile[None] for tile in tiles), sizes, tokens, order=order, notes=notes
+        )
+
+    def _windows(self, samples: int) -> int:
+        count = max(1, -(-samples // (self.frames * self.mel.hop)))
+        return count if self.limit is None else min(count, self.limit)
 
     def token_count(self, samples: int) -> int:
         """Return how many tokens so many samples take."""
-        if self.whole:
-            windows = max(1, -(-samples // (self.frames * self.mel.hop)))
-            return windows * (self.frames // self.stride)
-        return self._halved(samples) // 2
+        before = self._windows(samples) - 1
+        last = self.max_tokens()
+        if self.limit is not None:
+            halved = self._halved(samples - before * self.frames * self.mel.hop)
+            last = halved // (self.stride // 2)
+        return before * self.max_tokens() + last
 
     def _halved(self, samples: int) -> int:
-        """Return the frames behind the encoder's second convolution; two at least."""
+        """Return the frames of the last window behind the encoder's second convolution; those of a
+        token at least.
+        """
         frames = min(-(-samples // self.mel.hop), self.frames)
-        return max(2, (frames - 1) // 2 + 1)
+        return max(self.stride // 2, (frames - 1) // 2 + 1)
 
     def _cut(self, samples: int) -> int:
         return min(2 * self._halved(samples) + 1, self.frames)

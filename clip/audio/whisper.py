@@ -14,8 +14,9 @@ from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import ACTIVATIONS, VitParams, vit_block
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
+from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.graph import Node, Shape
+from mtmd.kernels.graph import Node, Shape, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
@@ -32,30 +33,50 @@ NAMES = {
     "ln2": "final_layer_norm",
 }
 SLOWEST = 10_000.0  # of a table of sinusoids
+# Names of its sizes in an audio_config: Whisper's own, and those that newer models have.
+OWN_KEYS = {
+    "width": "d_model",
+    "ffn": "encoder_ffn_dim",
+    "heads": "encoder_attention_heads",
+    "layers": "encoder_layers",
+}
+PLAIN_KEYS = {
+    "width": "hidden_size",
+    "ffn": "intermediate_size",
+    "heads": "num_attention_heads",
+    "layers": "num_hidden_layers",
+}
 Source = Callable[[str], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class WhisperTower:
-    """`bins` of the spectrum, and `positions` behind the second convolution."""
+    """`bins` of the spectrum, and `positions` behind the second convolution, for which there is a
+    table, or, with a `rotary`, none: heads turn.
+    """
 
     vit: VitParams
     bins: int
     positions: int
+    rotary: Rotary | None = None
 
     @property
     def frames(self) -> int:
         """Mel frames of a window."""
         return 2 * self.positions
 
-    def parameters(self, source: Source) -> Mapping[str, Parameter]:
-        """`source("conv1.weight")` lists the names it may have in a checkpoint."""
+    def parameters(
+        self, source: Source, names: Mapping[str, str] = NAMES, last: str = "layer_norm"
+    ) -> dict[str, Parameter]:
+        """`source("conv1.weight")` lists the names it may have in a checkpoint; `names` are those
+        of a block's parts there, `last` that of the norm behind the blocks.
+        """
         width, ffn = self.vit.width, self.vit.ffn
-        result: dict[str, Parameter] = {
-            "a.position_embd.weight": Parameter(
+        result: dict[str, Parameter] = {}
+        if self.rotary is None:
+            result["a.position_embd.weight"] = Parameter(
                 (self.positions, width), source("embed_positions.weight")
             )
-        }
         for number, channels in ((1, self.bins), (2, width)):
             at, stored = f"a.conv1d.{number}", (width, channels, KERNEL)
             result[f"{at}.weight"] = Parameter(
@@ -91,7 +112,7 @@ class WhisperTower:
             "ln2": (width,),
         }
         for layer in range(self.vit.layers):
-            for part, name in NAMES.items():
+            for part, name in names.items():
                 shape = shapes.get(part, (width, width))
                 kinds = {"weight": shape} | ({} if part == "attn_k" else {"bias": shape[:1]})
                 for kind, size in kinds.items():
@@ -99,7 +120,7 @@ class WhisperTower:
                         size, source(f"layers.{layer}.{name}.{kind}")
                     )
         for kind in ("weight", "bias"):
-            result[f"a.post_ln.{kind}"] = Parameter((width,), source(f"layer_norm.{kind}"))
+            result[f"a.post_ln.{kind}"] = Parameter((width,), source(f"{last}.{kind}"))
         return result
 
     def graph(self, tiles: Node, w: Weights, attention: AttentionForm, every: bool = False) -> Node:
@@ -124,13 +145,28 @@ class WhisperTower:
             )
             x = ops.gelu(x, approximate="none", name=f"{at}.gelu")
         count = frames // 2 + odd
-        table = w.tensor("a.position_embd.weight")
-        if count < self.positions:
-            table = ops.rows(table, start=0, stop=count, name="a.position_embd.rows")
-        x = ops.add(x, table, name="a.placed")
+        angles: Node | None = None
+        if self.rotary is None:
+            table = w.tensor("a.position_embd.weight")
+            if count < self.positions:
+                table = ops.rows(table, start=0, stop=count, name="a.position_embd.rows")
+            x = ops.add(x, table, name="a.placed")
+        else:
+            positions = torch.arange(count)[None]
+            inputs = graph_input(
+                "inp.audio_positions", (1, count), positions.dtype, lambda _: positions
+            )
+            angles = ops.rope_table(inputs, rotary=self.rotary, name="a.angles")
         for layer in range(self.vit.layers):
             x = vit_block(
-                x, layer, self.vit, w, attention=attention, blocks="a.blk", key_bias=False
+                x,
+                layer,
+                self.vit,
+                w,
+                attention=attention,
+                blocks="a.blk",
+                key_bias=False,
+                angles=angles,
             )
         return x
 
@@ -196,6 +232,11 @@ def gguf_tower(
     audio["num_mel_bins"] = keys.get("audio.num_mel_bins", None)
     audio["max_source_positions"] = table[0] if len(table) == 2 else None
     return audio, {"hidden_size": keys.get("audio.projection_dim", None)}
+
+
+def keys_of(c: Settings) -> Mapping[str, str]:
+    """Return the names that an audio_config has for its sizes."""
+    return OWN_KEYS if c.get(OWN_KEYS["width"], None) is not None else PLAIN_KEYS
 
 
 def read_tower(c: Settings, names: Mapping[str, str], **defaults: int) -> WhisperTower:

@@ -12,6 +12,7 @@ from mtmd.base.errors import ModelError
 from mtmd.clip.audio.instructions import OMNI
 from mtmd.clip.audio.mel import MelChunks, read_mel
 from mtmd.clip.audio.whisper import (
+    OWN_KEYS,
     WhisperTower,
     gguf_tower,
     mean_of_pairs,
@@ -28,12 +29,6 @@ from mtmd.kernels.graph import Node, Shape, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
-KEYS = {
-    "width": "d_model",
-    "ffn": "encoder_ffn_dim",
-    "heads": "encoder_attention_heads",
-    "layers": "encoder_layers",
-}
 WINDOW = 100  # half of a chunk, in mel frames
 SECONDS = 300  # that are heard at most, as published
 
@@ -49,6 +44,7 @@ class Qwen25OmniAudio:
     marks: Marks
 
     instructions = OMNI
+    unused = ()
 
     @property
     def marker(self) -> str:
@@ -92,7 +88,7 @@ def to_gguf(family: Qwen25OmniAudio) -> GgufTower | None:
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what config.json and the feature extractor's settings would say."""
-    audio, text = gguf_tower(keys, shapes, KEYS)
+    audio, text = gguf_tower(keys, shapes, OWN_KEYS)
     audio["output_dim"] = text["hidden_size"]
     tokens = marks_of_template(keys.get("chat_template", ""))
     features = {"feature_size": audio["num_mel_bins"], "chunk_length": SECONDS, "tokens": tokens}
@@ -104,7 +100,7 @@ def read(top: Settings, features: Settings) -> Qwen25OmniAudio:
     ModelError where a value cannot be followed.
     """
     c = top.part("audio_config")
-    tower = read_tower(c, KEYS, width=1280, ffn=5120, heads=20, layers=32, bins=128)
+    tower = read_tower(c, OWN_KEYS, width=1280, ffn=5120, heads=20, layers=32, bins=128)
     window = c.count("n_window", WINDOW, maximum=tower.positions)
     if window % 2:
         raise ModelError(

@@ -10,7 +10,14 @@ from typing import Any
 
 from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.audio.mel import MelWindows, read_mel
-from mtmd.clip.audio.whisper import WhisperTower, gguf_tower, mean_of_pairs, read_tower, tower_keys
+from mtmd.clip.audio.whisper import (
+    OWN_KEYS,
+    WhisperTower,
+    gguf_tower,
+    mean_of_pairs,
+    read_tower,
+    tower_keys,
+)
 from mtmd.clip.blocks import GgufTower, checkpoint_names
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.checkpoint.canonical import Parameter
@@ -25,12 +32,6 @@ INSTRUCTIONS = Instructions(
     translate="Translate what is said in the audio into {language}. Write only the translation.",
     seconds=30.0,
 )
-KEYS = {
-    "width": "d_model",
-    "ffn": "encoder_ffn_dim",
-    "heads": "encoder_attention_heads",
-    "layers": "encoder_layers",
-}
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Qwen2Audio:
 
     marker = token = "<|AUDIO|>"
     instructions = INSTRUCTIONS
+    unused = ()
 
     def parameters(self) -> Mapping[str, Parameter]:
         shapes = {"weight": (self.text_width, self.tower.vit.width), "bias": (self.text_width,)}
@@ -71,7 +73,7 @@ def to_gguf(family: Qwen2Audio) -> GgufTower:
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what config.json and the feature extractor's settings would say."""
-    audio, text = gguf_tower(keys, shapes, KEYS)
+    audio, text = gguf_tower(keys, shapes, OWN_KEYS)
     return {"audio_config": audio, "text_config": text}, {}
 
 
@@ -80,11 +82,11 @@ def read(top: Settings, features: Settings) -> Qwen2Audio:
     ModelError where a value cannot be followed.
     """
     c, text = top.part("audio_config"), top.part("text_config")
-    tower = read_tower(c, KEYS, width=1280, ffn=5120, heads=20, layers=32, bins=128)
+    tower = read_tower(c, OWN_KEYS, width=1280, ffn=5120, heads=20, layers=32, bins=128)
     mel = read_mel(features, tower.bins)
     return Qwen2Audio(
         tower,
         text.count("hidden_size", 4096, maximum=MAX_WIDTH),
-        MelWindows(mel, tower.frames, 4, whole=False),
+        MelWindows(mel, tower.frames, 4, whole=False, limit=1),
         mel.rate,
     )

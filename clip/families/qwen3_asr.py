@@ -17,6 +17,7 @@ from mtmd.clip.audio.mel import read_mel
 from mtmd.clip.audio.seconds import SECOND, TOKENS, MelSeconds
 from mtmd.clip.audio.whisper import (
     NAMES,
+    OWN_KEYS,
     WhisperTower,
     gguf_tower,
     read_tower,
@@ -42,12 +43,6 @@ INSTRUCTIONS = Instructions(
     begun="language {language}<asr_text>",
     hint_is_system=True,
 )
-KEYS = {
-    "width": "d_model",
-    "ffn": "encoder_ffn_dim",
-    "heads": "encoder_attention_heads",
-    "layers": "encoder_layers",
-}
 CONVOLUTIONS, KERNEL = 3, 3
 WINDOW = 800  # mel frames that see each other, as published; a GGUF does not say
 ALIGNER = "qwen3_forced_aligner"
@@ -67,6 +62,8 @@ class Qwen3Asr:
     rate: int
     marks: Marks
     instructions: Instructions
+
+    unused = ()
 
     @property
     def marker(self) -> str:
@@ -239,7 +236,7 @@ def to_gguf(family: Qwen3Asr) -> GgufTower | None:
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what config.json and the feature extractor's settings would say."""
-    audio, text = gguf_tower(keys, shapes, KEYS)
+    audio, text = gguf_tower(keys, shapes, OWN_KEYS)
     kernel = shapes.get("a.conv2d.1.weight", ())
     audio["downsample_hidden_size"] = kernel[0] if len(kernel) == 4 else None
     audio |= {"output_dim": text["hidden_size"], "n_window_infer": WINDOW}
@@ -259,7 +256,7 @@ def read(top: Settings, features: Settings) -> Qwen3Asr:
             "and writes no text; use Qwen3-ASR itself"
         )
     c = top.part("audio_config")
-    tower = read_tower(c, KEYS, width=1024, ffn=4096, heads=16, layers=24, bins=128)
+    tower = read_tower(c, OWN_KEYS, width=1024, ffn=4096, heads=16, layers=24, bins=128)
     c.choice("n_window", (SECOND // 2,), SECOND // 2)
     c.choice("max_position_embeddings", (TOKENS,), TOKENS)
     is_asr = top.get("model_type", "") != OMNI

@@ -10,7 +10,7 @@ from typing import Any
 
 from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.audio.mel import MelWindows, read_mel
-from mtmd.clip.audio.whisper import WhisperTower, gguf_tower, read_tower, tower_keys
+from mtmd.clip.audio.whisper import PLAIN_KEYS, WhisperTower, gguf_tower, read_tower, tower_keys
 from mtmd.clip.blocks import ACTIVATIONS, GgufTower, checkpoint_names
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels import ops
@@ -26,12 +26,6 @@ INSTRUCTIONS = Instructions(
     translate="Translate what is said in the audio into {language}. Write only the translation.",
     seconds=30.0,
 )
-KEYS = {
-    "width": "hidden_size",
-    "ffn": "intermediate_size",
-    "heads": "num_attention_heads",
-    "layers": "num_hidden_layers",
-}
 STACKED = 4  # positions of a token
 
 
@@ -45,6 +39,7 @@ class Voxtral:
 
     marker = token = "[AUDIO]"
     instructions = INSTRUCTIONS
+    unused = ()
 
     def parameters(self) -> Mapping[str, Parameter]:
         width = self.text_width
@@ -79,7 +74,7 @@ def to_gguf(family: Voxtral) -> GgufTower:
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what config.json and the feature extractor's settings would say."""
-    audio, text = gguf_tower(keys, shapes, KEYS)
+    audio, text = gguf_tower(keys, shapes, PLAIN_KEYS)
     keys.choice("audio.projector.stack_factor", (STACKED,), STACKED)
     return {"audio_config": audio, "text_config": text}, {}
 
@@ -89,7 +84,7 @@ def read(top: Settings, features: Settings) -> Voxtral:
     ModelError where a value cannot be followed.
     """
     c, text = top.part("audio_config"), top.part("text_config")
-    tower = read_tower(c, KEYS, width=1280, ffn=5120, heads=20, layers=32, bins=128)
+    tower = read_tower(c, PLAIN_KEYS, width=1280, ffn=5120, heads=20, layers=32, bins=128)
     c.choice("intermediate_size", (STACKED * tower.vit.width,), STACKED * tower.vit.width)
     mel = read_mel(features, tower.bins)
     return Voxtral(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def open_folder(folder: Path, template: Path | None = None, *, vectors: bool = F
         used = set(text_weights.sources)
         for weights in filter(None, (vision_weights, audio_weights)):
             used |= weights.sources
-        check_no_extra(file, used, (*text.unused, *(vision.unused if vision else ())), where)
+        unused = (family.unused for family in (text, vision, audio) if family)
+        check_no_extra(file, used, tuple(chain.from_iterable(unused)), where)
         notes = [*notes, *([] if audio else unread_audio(file.names()))]
     ends = _stop_tokens(folder, settings)
     tokenizer = Tokenizer.from_folder(folder, placeholders(vision, audio), ends, text.vocabulary)
@@ -143,6 +145,7 @@ def _families(folder: Path, settings: Settings) -> tuple[VisionFamily | None, tu
             f"{folder / 'config.json'}: model_type is {kind!r:.60}, expected the name of an "
             "architecture"
         )
+    _check_whole(folder, settings)
     sees = settings.get("vision_config", None) is not None
     if not sees and settings.get("audio_config", None) is None:
         return None, (kind, settings)
@@ -155,6 +158,18 @@ def _families(folder: Path, settings: Settings) -> tuple[VisionFamily | None, tu
         )
     vision = vision_family(kind, settings, _image_processor(folder)) if sees else None
     return vision, (text_kind, text)
+
+
+def _check_whole(folder: Path, settings: Settings) -> None:
+    """Raises ModelError where a part is another checkpoint, which config.json names."""
+    for part, what in (("text", "decoder"), ("audio", "audio encoder")):
+        other = settings.get(f"{part}_model_id", None)
+        if other is not None and settings.get(f"{part}_config", None) is None:
+            raise ModelError(
+                f"{folder / 'config.json'}: its {what} is another checkpoint, {other!r:.80} "
+                f"({part}_model_id), which is not in this folder; expected one that holds all "
+                "parts, or a GGUF of the decoder and an mmproj file of the rest"
+            )
 
 
 def text_settings(settings: Settings) -> Settings:

@@ -40,6 +40,7 @@ PROJECTOR = "clip"  # general.architecture of projector files
 PICTURES = "v."  # how tensors of an image encoder begin
 TOWER = (PICTURES, "mm.", "a.", "resampler.")  # and of projectors, and of what hears
 AUDIO = ("a.", "mm.a.")  # those of audio encoders
+AROUND = {"v.boi", "v.eoi"}  # vectors around media, audio as well
 FACTORS_MAX = 4096
 UNREAD = (r"a\..*", r"mm\.a\..*")  # where the family of these is not read
 
@@ -93,6 +94,8 @@ def open_gguf(
     notes = (*notes, *(tower.notes if tower else ()))
     tokenizer = Tokenizer.from_gguf(file.metadata, where, reserved=placeholders(vision, audio))
     check_vocabulary(tokenizer, text, where)
+    if audio is not None:
+        tokenizer.id(audio.token)
     if template is None and notes and TEMPLATE not in file.metadata:
         named = fitting(tokenizer.knows)
         template = built_in_file(named) if named else None
@@ -204,7 +207,7 @@ class _Tower:
         self.vision: VisionFamily | None = None
         self.weights: CanonicalWeights | None = None
         used = {n for n in names if n not in shapes}
-        if self.audio is None or any(name.startswith(PICTURES) for name in shapes):
+        if self.audio is None or any(n.startswith(PICTURES) for n in shapes.keys() - AROUND):
             self.vision = gguf_vision_family(kind, file.metadata, shapes, where, template)
             self.weights = CanonicalWeights(file, self.vision.parameters(), where)
             used |= self.weights.sources
@@ -219,7 +222,8 @@ class _Tower:
         elif heard:
             self.notes, unread = tuple(unread_audio(heard)), UNREAD
         unused = self.vision.unused if self.vision else ()
-        check_no_extra(file, used, (*unused, *unread), where)
+        unheard = self.audio.unused if self.audio else ()
+        check_no_extra(file, used, (*unused, *unheard, *unread), where)
 
 
 def _audio(

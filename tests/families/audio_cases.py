@@ -190,7 +190,7 @@ WHISPER_TEXT = {
 }
 
 
-def _mel_settings(extractor: Any) -> dict[str, Any]:
+def mel_settings(extractor: Any) -> dict[str, Any]:
     names = ("feature_size", "sampling_rate", "hop_length", "chunk_length", "n_fft")
     return {name: getattr(extractor, name) for name in (*names, "padding_value", "dither")}
 
@@ -201,7 +201,7 @@ def _saved(
     special = (marker, *WHISPER_SPECIAL[1:], *more)
     names = {"eos_token": "<|end|>", "pad_token": "<|pad|>"}
     model = save(folder, model, tokenizer(special), template, names, eos="<|end|>")
-    write(folder, "preprocessor_config.json", _mel_settings(extractor))
+    write(folder, "preprocessor_config.json", mel_settings(extractor))
     return model
 
 
@@ -441,7 +441,7 @@ def qwen_omni_case(folder: Path, *, three: bool = False) -> AudioOracle:
     model = oracle.model
     extractor = WhisperFeatureExtractor(feature_size=qwen_omni.BINS, chunk_length=9)
     settings = json.loads((folder / "preprocessor_config.json").read_text())
-    write(folder, "preprocessor_config.json", settings | _mel_settings(extractor))
+    write(folder, "preprocessor_config.json", settings | mel_settings(extractor))
     how: dict[str, Any] = {"padding": True, "truncation": False} if three else {}
 
     def extract(audio: Sequence[np.ndarray]) -> dict[str, Any]:
@@ -494,6 +494,122 @@ def qwen_omni_case(folder: Path, *, three: bool = False) -> AudioOracle:
     )
 
 
+def _windows(extractor: Any, window: int) -> Callable[[Sequence[np.ndarray]], dict[str, Any]]:
+    """What AudioFlamingo3Processor and GlmAsrProcessor make of recordings: windows of so many
+    samples, each with a spectrum of its own.
+    """
+
+    def extract(audio: Sequence[np.ndarray]) -> dict[str, Any]:
+        parts = [[one[at : at + window] for at in range(0, len(one), window)] for one in audio]
+        made = extractor(
+            [part for of_one in parts for part in of_one],
+            sampling_rate=16_000,
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
+        return {
+            "input_features": made["input_features"],
+            "input_features_mask": made["attention_mask"],
+            "windows": [len(of_one) for of_one in parts],
+        }
+
+    return extract
+
+
+def _lengths(made: dict[str, Any]) -> list[int]:
+    """Frames of each recording that are heard."""
+    frames = made["input_features_mask"].sum(-1).split(made.pop("windows"))
+    return [int(one.sum()) for one in frames]
+
+
+def audio_flamingo3(folder: Path) -> AudioOracle:
+    from transformers import (
+        AudioFlamingo3Config,
+        AudioFlamingo3ForConditionalGeneration,
+        WhisperFeatureExtractor,
+    )
+
+    tokens = tokenizer(("<sound>", *WHISPER_SPECIAL[1:]))
+    rows = tokens.get_vocab_size() + 3
+    config = AudioFlamingo3Config(
+        audio_config={
+            "hidden_size": 24,
+            "intermediate_size": 40,
+            "num_attention_heads": 3,
+            "num_hidden_layers": 3,
+            "num_mel_bins": 20,
+            "max_source_positions": 50,
+        },
+        text_config={"model_type": "qwen2", "vocab_size": rows, **WHISPER_TEXT},
+        audio_token_id=tokens.token_to_id("<sound>"),
+    )
+    extractor = WhisperFeatureExtractor(feature_size=20, chunk_length=1)
+    model = randomize(AudioFlamingo3ForConditionalGeneration(config), 8)
+    template = WHISPER_TEMPLATE.replace("<|AUDIO|>", "<sound>")
+    model = _saved(folder, model, template, "<sound>", extractor)
+
+    @torch.no_grad()
+    def features(inputs: dict[str, Any]) -> torch.Tensor:
+        return _at_the_decoder(model, model.model.language_model, inputs)
+
+    return AudioOracle(
+        folder,
+        model,
+        _windows(extractor, 16_000),
+        lambda made: [((length - 1) // 2 - 1) // 2 + 1 for length in _lengths(made)],
+        features,
+        lambda count: "<sound>" * count,
+        "<sound>",
+        shortest=321,  # that have a token
+    )
+
+
+def glm_asr(folder: Path) -> AudioOracle:
+    from transformers import GlmAsrConfig, GlmAsrForConditionalGeneration, WhisperFeatureExtractor
+
+    begin, end = "<|begin_of_audio|>", "<|end_of_audio|>"
+    tokens = tokenizer(("<|pad|>", "<|end|>", begin, end))
+    rows = tokens.get_vocab_size() + 3
+    config = GlmAsrConfig(
+        audio_config={
+            "hidden_size": 24,
+            "intermediate_size": 96,
+            "num_attention_heads": 3,
+            "num_hidden_layers": 2,
+            "num_mel_bins": 20,
+        },
+        text_config={
+            "model_type": "llama",
+            "vocab_size": rows,
+            "eos_token_id": None,
+            **WHISPER_TEXT,
+        },
+        audio_token_id=tokens.token_to_id("<|pad|>"),
+    )
+    extractor = WhisperFeatureExtractor(feature_size=20, chunk_length=2)
+    model = randomize(GlmAsrForConditionalGeneration(config), 9)
+    template = WHISPER_TEMPLATE.replace("<|AUDIO|>", f"{begin}<|pad|>{end}")
+    names = {"eos_token": "<|end|>", "pad_token": "<|end|>"}
+    model = save(folder, model, tokens, template, names, eos="<|end|>")
+    write(folder, "preprocessor_config.json", mel_settings(extractor))
+
+    @torch.no_grad()
+    def features(inputs: dict[str, Any]) -> torch.Tensor:
+        return _at_the_decoder(model, model.model.language_model, inputs)
+
+    return AudioOracle(
+        folder,
+        model,
+        _windows(extractor, 32_000),
+        lambda made: [((length - 1) // 2 + 1) // 4 for length in _lengths(made)],
+        features,
+        lambda count: f"{begin}{'<|pad|>' * count}{end}",
+        f"{begin}<|pad|>{end}",
+        shortest=961,  # that have a token
+        seconds=2.3001,
+    )
+
+
 def _at_the_decoder(model: Any, decoder: Any, inputs: dict[str, Any]) -> torch.Tensor:
     """What stands at the audio tokens where the text model begins."""
     seen: dict[str, Any] = {}
@@ -510,8 +626,10 @@ def _at_the_decoder(model: Any, decoder: Any, inputs: dict[str, Any]) -> torch.T
 
 
 CASES: dict[str, Callable[[Path], AudioOracle]] = {
+    "audio_flamingo3": audio_flamingo3,
     "gemma4": gemma4,
     "gemma4_unified": gemma4_unified,
+    "glm_asr": glm_asr,
     "qwen2_audio": qwen2_audio,
     "qwen3_asr": qwen3_asr,
     "qwen3_asr, as published": qwen3_asr_published,

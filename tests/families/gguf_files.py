@@ -361,3 +361,58 @@ def dots_projector(folder: Path, path: Path) -> None:
         {f"clip.{key}": value for key, value in keys.items()},
         named(tensors, gguf.MODEL_ARCH.MMPROJ, c["num_hidden_layers"]),
     )
+
+
+def glma_projector(folder: Path, path: Path) -> None:
+    """conversion/ultravox.py's GlmASRWhisperEncoderModel, of the authors' layout: neighbours in a
+    head's first half turn together; a table of positions and two rows of the decoder's go with it.
+    """
+    config = read_json(folder, "config.json")
+    c, tensors, rows = config["audio_config"], {}, {}
+    parts = {
+        "input_layernorm": "self_attn_layer_norm",
+        "post_attention_layernorm": "final_layer_norm",
+        "self_attn.o_proj": "self_attn.out_proj",
+        "mlp.fc": "fc",
+    }
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        name = name.removeprefix("model.")
+        if name == "language_model.embed_tokens.weight":
+            marks = {
+                t["content"]: t["id"] for t in read_json(folder, "tokenizer.json")["added_tokens"]
+            }
+            for end, text in (("boi", "<|begin_of_audio|>"), ("eoi", "<|end_of_audio|>")):
+                rows[f"v.{end}"] = tensor[marks[text]][None]
+        if not name.startswith(("audio_tower.", "multi_modal_projector.")):
+            continue
+        if name.startswith("audio_tower.norm."):
+            name = name.replace("audio_tower.norm", "multi_modal_projector.ln_pre")
+        for theirs, old in parts.items():
+            name = name.replace(theirs, old)
+        if ".q_proj." in name or ".k_proj." in name:
+            heads = tensor.reshape(c["num_attention_heads"], -1, *tensor.shape[1:])
+            half = heads.shape[1] // 2
+            turned = np.stack(np.split(heads[:, :half], 2, 1), 2).reshape(heads[:, :half].shape)
+            tensor = np.concatenate((turned, heads[:, half:]), 1).reshape(tensor.shape)
+        if ".conv" in name and name.endswith(".bias"):
+            tensor = tensor[:, None]
+        tensors[f"{'audio.' * name.startswith('multi')}{name}"] = tensor
+    tensors["audio_tower.embed_positions.weight"] = np.ones((1500, c["hidden_size"]), np.float32)
+    keys = {
+        "audio.projection_dim": config["text_config"]["hidden_size"],
+        "audio.embedding_length": c["hidden_size"],
+        "audio.feed_forward_length": c["intermediate_size"],
+        "audio.block_count": c["num_hidden_layers"],
+        "audio.attention.head_count": c["num_attention_heads"],
+        "audio.num_mel_bins": c["num_mel_bins"],
+        "audio.attention.layer_norm_epsilon": 1e-5,
+        "audio.projector.stack_factor": 4,
+        "projector_type": "glma",
+        "has_audio_encoder": True,
+    }
+    write_gguf(
+        path,
+        "clip",
+        {f"clip.{key}": value for key, value in keys.items()},
+        named(tensors, gguf.MODEL_ARCH.MMPROJ, c["num_hidden_layers"]) | rows,
+    )

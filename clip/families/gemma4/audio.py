@@ -121,6 +121,7 @@ class Gemma4Audio:
 
     marker = token = "<|audio|>"
     instructions = INSTRUCTIONS
+    unused = ()
 
     @property
     def head(self) -> int:

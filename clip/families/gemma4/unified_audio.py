@@ -33,6 +33,7 @@ class Gemma4UnifiedAudio:
 
     marker = token = "<|audio|>"
     instructions = INSTRUCTIONS
+    unused = ()
 
     def parameters(self) -> Mapping[str, Parameter]:
         return {

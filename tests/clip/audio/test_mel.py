@@ -31,7 +31,7 @@ def test_spectra_are_those_of_transformers(seconds: float) -> None:
     padded[: len(samples)] = samples[: len(padded)]
     ours, expected = Mel(80)(padded), theirs["input_features"][0].T
     assert np.square(ours - expected).sum() / np.square(expected).sum() <= 1e-10
-    plan = MelWindows(Mel(80), 3000, 4, whole=False).windows(samples)
+    plan = MelWindows(Mel(80), 3000, 4, whole=False, limit=1).windows(samples)
     frames = int(theirs["attention_mask"].sum())
     assert plan.tokens == max(1, ((frames - 1) // 2 + 1) // 2)
     assert plan.tiles[0].shape == (1, min(3000, 2 * max(2, (frames - 1) // 2 + 1) + 1), 80)
