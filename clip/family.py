@@ -89,6 +89,12 @@ FAMILIES = (
         ("aya_vision", "cohere2_vision"),
         ties=("aya_vision", "cohere2_vision"),
     ),
+    Entry(
+        "mtmd.clip.families.janus",
+        ("janus", "deepseek_vl"),
+        ("janus_pro",),
+        ("janus", "deepseek_vl"),
+    ),
     Entry("mtmd.clip.families.phi4_siglip", ("phi4-siglip",), ("phi4",)),
     Entry("mtmd.clip.families.minicpmv", ("minicpmv", "minicpmo"), ("resampler",)),
     Entry(

@@ -57,6 +57,8 @@ FAMILIES = (
             "ministral3",
             "granite",
             "llava_text",
+            "janus_text",
+            "deepseek_vl_text",
             "llava_next_text",
             "llava_next_video_text",
             "video_llava_text",

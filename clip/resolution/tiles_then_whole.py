@@ -13,6 +13,7 @@ from mtmd.clip.image.pixels import Normalize, Pixels, fused, read_normalize
 from mtmd.clip.image.resize import read_resample, resize
 from mtmd.clip.image.tensor_resize import MODES, resize_tensor
 from mtmd.clip.resolution.closest_grid import grids_of
+from mtmd.clip.resolution.letterbox import on_square
 from mtmd.clip.resolution.resolution import ImagePlan, tile_of
 from mtmd.clip.resolution.sizes import MAX_TILES, Size, closest_grid, cut
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
@@ -109,18 +110,7 @@ class TilesThenWhole:
         return np.concatenate((*(line.ravel() for line in ended), [-1]))
 
     def _whole(self, pixels: Pixels) -> Pixels:
-        """The picture scaled to the square's longer side, in the middle of the ground."""
-        height, width = pixels.shape[:2]
-        scale = self.side / max(height, width)
-        scaled = self._resized(pixels, max(round(width * scale), 1), max(round(height * scale), 1))
-        height, width = scaled.shape[:2]
-        if height == width:
-            return scaled
-        square: Pixels = np.empty((self.side, self.side, 3), np.uint8)
-        square[:] = self.ground
-        top, left = (self.side - height) // 2, (self.side - width) // 2
-        square[top : top + height, left : left + width] = scaled
-        return square
+        return on_square(pixels, self.side, self.ground, self._resized)
 
     def _resized(self, pixels: Pixels, width: int, height: int) -> Pixels:
         way = resize_tensor if self.by_tensor else resize

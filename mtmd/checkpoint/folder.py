@@ -202,7 +202,7 @@ def _image_processor(folder: Path) -> Settings:
     """Return how pictures are prepared, and, as its `video_processor`, how videos are: one file in
     transformers 5, others before; as there, the first has precedence, and what is not said of
     videos is as with pictures. Its `tokens` are the tokenizer's settings, with the tokens that they
-    name.
+    name, its `processor` those of what joins all of them.
     """
     name = "processor_config.json"
     both = Settings(read_json(folder / name, required=False), name)
@@ -214,7 +214,13 @@ def _image_processor(folder: Path) -> Settings:
     own = read_json(folder / "video_preprocessor_config.json", required=False)
     video = both.get("video_processor", None) or own or image.values
     return Settings(
-        {**image.values, "video_processor": video, "tokens": _tokens(folder)}, image.where
+        {
+            **image.values,
+            "video_processor": video,
+            "tokens": _tokens(folder),
+            "processor": both.values,
+        },
+        image.where,
     )
 
 

@@ -186,7 +186,7 @@ def vision_keys(folder: Path, projector: str) -> dict[str, Any]:
         "vision.image_size": size,
         "vision.patch_size": patch,
         "vision.embedding_length": c["hidden_size"],
-        "vision.feed_forward_length": c["intermediate_size"],
+        "vision.feed_forward_length": c.get("intermediate_size"),
         "vision.block_count": c.get("depth") or c["num_hidden_layers"],
         "vision.attention.head_count": c.get("num_heads") or c["num_attention_heads"],
         "vision.image_mean": image["image_mean"],
@@ -322,6 +322,29 @@ def llava_projector(folder: Path, path: Path, *, typed: bool = True) -> None:
     write_gguf(path, "clip", metadata, result | moved)
 
 
+def janus_projector(folder: Path, path: Path) -> None:
+    """conversion/januspro.py"""
+    c = read_json(folder, "config.json")["vision_config"]
+    ends = {"fc1": "mm.0", "hidden_layers.0": "mm.1"}
+    tensors, moved = {}, {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        name = name.removeprefix("model.")
+        if name.startswith("aligner."):
+            part, _, kind = name.removeprefix("aligner.").rpartition(".")
+            moved[f"{ends[part]}.{kind}"] = tensor
+        elif name.startswith("vision_model."):
+            tensors[f"model.{name}"] = tensor
+    metadata = vision_keys(folder, "janus_pro") | {
+        "clip.vision.block_count": c["num_hidden_layers"],  # `depth` is the projection's
+        "clip.vision.feed_forward_length": round(c["hidden_size"] * c["mlp_ratio"]),
+        "clip.vision.attention.layer_norm_epsilon": c["layer_norm_eps"],
+        "clip.vision.projection_dim": c["projection_dim"],
+        "clip.use_gelu": True,
+    }
+    layers = c["num_hidden_layers"]
+    write_gguf(path, "clip", metadata, named(tensors, gguf.MODEL_ARCH.MMPROJ, layers) | moved)
+
+
 def dots_projector(folder: Path, path: Path) -> None:
     """conversion/dotsocr.py; the sizes are those of the tower, which has the decoder's width."""
     c, image = (
@@ -342,7 +365,7 @@ def dots_projector(folder: Path, path: Path) -> None:
         "vision.image_size": 0,
         "vision.patch_size": c["patch_size"],
         "vision.embedding_length": c["embed_dim"],
-        "vision.feed_forward_length": c["intermediate_size"],
+        "vision.feed_forward_length": c.get("intermediate_size"),
         "vision.block_count": c["num_hidden_layers"],
         "vision.attention.head_count": c["num_attention_heads"],
         "vision.attention.layer_norm_epsilon": c["rms_norm_eps"],

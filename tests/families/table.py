@@ -34,6 +34,7 @@ MODULES = (
     "deepseek_ocr",
     "got_ocr2",
     "dots_ocr",
+    "janus",
     "phi4_siglip",
     "minicpmv",
     "minicpmv4_6",

@@ -17,6 +17,7 @@ from gguf_files import (
     dots_projector,
     glm4v_projector,
     internvl_projector,
+    janus_projector,
     llava_projector,
     pixtral_projector,
     read_json,
@@ -47,6 +48,7 @@ PROJECTORS = {
     "glm4v": [glm4v_projector],
     "llava": [llava_projector, partial(llava_projector, typed=False)],
     "dots_ocr": [dots_projector],
+    "janus": [janus_projector],
 }
 ARCHITECTURES = {
     "mistral": "llama",
@@ -54,12 +56,17 @@ ARCHITECTURES = {
     "glm4v": "glm4",
     "llava": "llama",
     "dots_ocr": "qwen2",
+    "janus": "llama",
 }  # by the text's or the whole's model_type
+ONLY = {  # variants of a row that its projector has
+    "llava": ("llava 1.5, llama",),
+    "janus": ("janus, a projection of two layers, as published",),
+}
 CASES = [
     (row, variant, i)
     for row, kinds in PROJECTORS.items()
     for variant in ROWS[row].variants
-    if (row != "llava" or variant == "llava 1.5, llama") and "experts" not in variant
+    if variant in ONLY.get(row, (variant,)) and "experts" not in variant
     for i in range(len(kinds))
 ]
 
