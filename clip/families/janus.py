@@ -120,8 +120,8 @@ def to_gguf(family: JanusVision) -> GgufTower:
         patch=family.patch,
         text_width=family.text_width,
     )
-    is_held = family.draws and family.depth == 2
-    return GgufTower("janus_pro" if is_held else "", keys | {"use_gelu": True})
+    supported = family.draws and family.depth == 2
+    return GgufTower("janus_pro" if supported else "", keys | {"use_gelu": True})
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
