@@ -77,8 +77,7 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError('question: found none, expected one: mtmd ask "What is a haiku?"')
     read_texts(args, ("prompt",))
     images = with_frames_chosen(pictures_named(args.images, args.allow_remote_media), args)
-    args.parallel = 1  # so that memory holds one full cache, not several
-    model = load_from(args)
+    model = load_from(args, parallel=1)
     from mtmd.terminal.one_answer import print_answer
 
     print_answer(model, images, args, CONVERSATION | chosen)

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from mtmd.terminal.transcript import attach
 
     attached = [attach(image, args.allow_remote_media) for image in args.images]
-    model, interactive = load_from(args), is_interactive()
+    model, interactive = load_from(args, parallel=1), is_interactive()
     from mtmd.terminal.chat import HELP as COMMANDS
     from mtmd.terminal.chat import Chat
 

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
             )
     args.prompt = prompt_of(args, chosen)
     images = with_frames_chosen(pictures_named(args.images, args.allow_remote_media), args)
-    model = load_from(args)
+    model = load_from(args, parallel=1)
     from mtmd.terminal.one_answer import print_answer
 
     print_answer(model, images, args, chosen)

@@ -381,10 +381,13 @@ def check_loading(args: argparse.Namespace) -> bool:
     return is_here
 
 
-def load_from(args: argparse.Namespace) -> Any:
-    """The model the options name. Raises MtmdError; for what `check_loading` sees at once, before
-    torch is imported.
+def load_from(args: argparse.Namespace, parallel: int | None = None) -> Any:
+    """Load the model that the options name. `parallel` is the number of answers at once of a
+    command without that option, None for the default: memory holds a full cache for each. Raises
+    MtmdError; for what `check_loading` sees at once, before torch is imported.
     """
+    if parallel is not None:
+        args.parallel = parallel
     from mtmd.checkpoint.hub import is_demo
 
     is_here = check_loading(args)

@@ -93,9 +93,14 @@ class Admission:
             raise OptionError(
                 f"memory_limit: found {mib(self.limits[space])}, expected at least {mib(minimum)} "
                 "for the weights, a full "
-                "cache and a step of the decoder; raise it, or lower context or parallel"
+                f"cache and a step of the decoder; raise it, or lower {self._lower}"
                 + (f": {fits} fits" if (fits := what_fits()) else "")
             )
+
+    @property
+    def _lower(self) -> str:
+        """What takes less memory when it is lower: one answer at once cannot be fewer."""
+        return "context or parallel" if self.runner.sequences > 1 else "context"
 
     def _left(self, space: str) -> int:
         """Return what a step of the decoder would leave of a memory."""
@@ -176,8 +181,8 @@ class Admission:
             raise DeviceMemoryError(
                 f"encoding a picture of {pixels.shape[1]} x {pixels.shape[0]} pixels needs "
                 f"{mib(needed)}, {mib(free)} are free beside "
-                "weights and caches, and it cannot be shown small enough; use a smaller context or "
-                "parallel, dtype bf16, or another device"
+                "weights and caches, and it cannot be shown small enough; use a smaller "
+                f"{self._lower}, dtype bf16, or another device"
             )
         text = (
             f"shrunk from {plan.tokens} to {result.tokens} tokens: encoding it as it is needs "
@@ -195,7 +200,7 @@ class Admission:
         raise DeviceMemoryError(
             f"encoding frames of {plan.sizes[0][0]} x {plan.sizes[0][1]} pixels needs "
             f"{mib(needed)}, {mib(free)} are free beside weights and caches; show them in fewer "
-            "tokens (image_max_tokens), or use a smaller context or parallel"
+            f"tokens (image_max_tokens), or use a smaller {self._lower}"
         )
 
     def check_audio(self, plan: ImagePlan) -> None:
@@ -208,7 +213,7 @@ class Admission:
         needed, free = self._shortage(self._largest(plan, self.audio))
         raise DeviceMemoryError(
             f"encoding audio needs {mib(needed)}, {mib(free)} are free beside weights and caches; "
-            "use a smaller context or parallel, dtype bf16, or another device"
+            f"use a smaller {self._lower}, dtype bf16, or another device"
         )
 
     def _shrunk(self, pixels: np.ndarray, budget: Budget, plan: ImagePlan) -> ImagePlan | None:

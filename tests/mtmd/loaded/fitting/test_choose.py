@@ -98,8 +98,8 @@ def test_nothing_fits_and_the_numbers_say_what_would(
     needs: dict[str, int], one: Path, mtmd: Any
 ) -> None:
     limit = needs["all"] - needs["cache"] * 2 // 5
-    line = mtmd("describe", one, "--fit", "--memory-limit", str(limit), "--dtype", "fp32")
-    reported = line.refused()
+    few = ("--fit", "--memory-limit", str(limit), "--dtype", "fp32")
+    reported = mtmd("batch", one, "--parallel", "4", *few).refused()
     assert "fit nowhere; what would: a context of 1024, or 2 at once (--parallel)" in reported
     assert "Refused: on cpu alone needs " in reported
     with pytest.raises(DeviceMemoryError, match="alone would not fit either"):

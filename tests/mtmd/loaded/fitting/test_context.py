@@ -61,7 +61,7 @@ def test_a_limit_in_which_it_has_no_room_is_refused_with_what_would_have() -> No
 
 def test_where_fewer_at_once_would_not_help_that_is_not_said() -> None:
     reported = refused(context=2048, memory_limit="25MiB", parallel=1)
-    assert re.search(rf"parallel: {FITS} fits$", reported), reported
+    assert re.search(rf"lower context: {FITS} fits$", reported), reported
 
 
 def test_it_is_held_to_what_is_free_where_it_was_asked_for(free: Any) -> None:
@@ -91,11 +91,11 @@ def test_weights_that_are_too_large_are_no_reason_to_refuse_a_context(free: Any)
 
 def test_from_the_command_line_it_is_one_line(mtmd: Any, one: Path) -> None:
     ran = mtmd(
-        "describe", str(one), "--context", "2048", "--memory-limit", "50MiB", "--dtype", "fp32"
+        "describe", str(one), "--context", "2048", "--memory-limit", "25MiB", "--dtype", "fp32"
     )
     assert ran.code == 2 and ran.out == ""
-    assert ran.err.startswith("mtmd describe: --memory-limit: found 50.00 MiB, expected at least ")
-    assert "a context of 1024 (1024 beside a picture) or parallel 2 fits" in ran.err
+    assert ran.err.startswith("mtmd describe: --memory-limit: found 25.00 MiB, expected at least ")
+    assert ran.err.endswith(": a context of 288 (288 beside a picture) fits\n")
     assert ran.err.count("\n") == 1
 
 
