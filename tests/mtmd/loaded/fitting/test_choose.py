@@ -99,7 +99,7 @@ def test_nothing_fits_and_the_numbers_say_what_would(
 ) -> None:
     limit = needs["all"] - needs["cache"] * 2 // 5
     few = ("--fit", "--memory-limit", str(limit), "--dtype", "fp32")
-    reported = mtmd("batch", one, "--parallel", "4", *few).refused()
+    reported = mtmd("batch", one, "-o", "rows.jsonl", "--parallel", "4", *few).refused()
     assert "fit nowhere; what would: a context of 1024, or 2 at once (--parallel)" in reported
     assert "Refused: on cpu alone needs " in reported
     with pytest.raises(DeviceMemoryError, match="alone would not fit either"):
