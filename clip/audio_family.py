@@ -33,6 +33,7 @@ FAMILIES = (
     Entry("mtmd.clip.families.gemma4.audio", ("gemma4",), ("gemma4a",)),
     Entry("mtmd.clip.families.gemma4.unified_audio", ("gemma4_unified",), ("gemma4ua",)),
     Entry("mtmd.clip.families.glm_asr", ("glmasr",), ("glma",)),
+    Entry("mtmd.clip.families.granite_speech", ("granite_speech",), ("granite_speech",)),
     Entry("mtmd.clip.families.qwen2_5_omni_audio", ("qwen2_5_omni_thinker",), ("qwen2.5o",)),
     Entry("mtmd.clip.families.qwen2_audio", ("qwen2_audio",), ("qwen2a",)),
     Entry(
@@ -68,13 +69,18 @@ class AudioFamily(Tower, Protocol):
         """
 
 
+def hears(config: Settings) -> bool:
+    """Return whether a config.json describes an audio encoder."""
+    return any(config.get(key, None) is not None for key in ("audio_config", "encoder_config"))
+
+
 def audio_family(model_type: str, config: Settings, features: Settings) -> AudioFamily | None:
     """The family of a checkpoint; `features` are its feature extractor's settings. None where it
     has no weights for audio, or none that are read. Raises ModelError for settings that cannot be
     followed.
     """
     entry = next((e for e in FAMILIES if model_type in e.model_types), None)
-    if entry is None or config.get("audio_config", None) is None:
+    if entry is None or not hears(config):
         return None
     family: AudioFamily = import_module(entry.module).read(config, features)
     return family

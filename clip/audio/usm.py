@@ -56,7 +56,7 @@ class UsmMel:
         windows = np.lib.stride_tricks.sliding_window_view(padded, self.frame)
         frames = windows[: -1 : self.hop] * _hann(self.frame)
         magnitudes = np.abs(np.fft.rfft(frames, n=self.size))
-        filters = _filters(self.bins, self.size, self.rate, self.highest)
+        filters = htk_filters(self.bins, self.size, self.rate, self.highest)
         result: NDArray[np.float32] = np.log(magnitudes @ filters + self.floor).astype(np.float32)
         return result
 
@@ -66,7 +66,7 @@ def _hann(length: int) -> NDArray[np.float32]:
 
 
 @lru_cache(maxsize=4)
-def _filters(bins: int, size: int, rate: int, highest: float) -> NDArray[np.float64]:
+def htk_filters(bins: int, size: int, rate: int, highest: float) -> NDArray[np.float64]:
     """Triangles of height 1 over the frequencies of a spectrum, [1 + size / 2, bins], on HTK's
     scale of mels.
     """

@@ -11,15 +11,21 @@ from mtmd.checkpoint.checkpoint import Checkpoint, ModelAdapter
 from mtmd.checkpoint.hub import resolve_adapter
 from mtmd.kernels.checkpoint.adapter import Adapter, adapters_of, merged
 from mtmd.kernels.checkpoint.adapter_file import AdapterFile, open_adapter
+from mtmd.kernels.checkpoint.magic import ADAPTER_CONFIG
 from mtmd.options.adapters import AdapterOption
+
+OWN = "audio"  # name of the adapter in the folder of a model that takes audio
 
 
 def with_adapters(
     checkpoint: Checkpoint, requested: Sequence[str], progress: bool = False
 ) -> Checkpoint:
-    """The checkpoint with adapters as `LoadOptions.lora` names them. No values are read. Raises
-    ModelError for what is none of this model, OptionError for two of one name.
+    """The checkpoint with adapters as `LoadOptions.lora` names them, and the one that a model which
+    takes audio has in its folder. No values are read. Raises ModelError for what is none of this
+    model, OptionError for two of one name.
     """
+    if checkpoint.audio is not None and (checkpoint.folder / ADAPTER_CONFIG).is_file():
+        checkpoint = _with_own(checkpoint)
     options = [AdapterOption.parse(text) for text in requested]
     files = [open_adapter(resolve_adapter(one.path, progress)) for one in options]
     for one, file in zip(options, files, strict=True):
@@ -32,6 +38,14 @@ def with_adapters(
         for one, file in zip(options, files, strict=True)
     )
     return replace(checkpoint, opened_from=(*checkpoint.opened_from, *again))
+
+
+def _with_own(checkpoint: Checkpoint) -> Checkpoint:
+    """Return it with the adapter of its folder, for answers about audio."""
+    one = AdapterOption(OWN, str(checkpoint.folder), 1.0)
+    checkpoint = _with(checkpoint, one, open_adapter(checkpoint.folder))
+    *others, own = checkpoint.adapters
+    return replace(checkpoint, adapters=(*others, replace(own, with_audio=True)))
 
 
 def _with(checkpoint: Checkpoint, one: AdapterOption, file: AdapterFile) -> Checkpoint:

@@ -27,8 +27,9 @@ AUDIO_NAMES = re.compile(r"(model\.)?(audio_tower|embed_audio)\.|(a|mm\.a|apm)\.
 @dataclass(frozen=True)
 class ModelAdapter:
     """A LoRA adapter of a model. One with a name (`is_chosen`) is applied to answers that choose
-    it, as much as they or else `scale` say; another to all: its changes are in the weights where
-    these are plain numbers, and `text` and `vision` are what is left.
+    it, as much as they or else `scale` say, and, `with_audio`, to those about audio; another to
+    all: its changes are in the weights where these are plain numbers, and `text` and `vision` are
+    what is left.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ModelAdapter:
     base: str
     merged: int = 0
     """Weights that have its changes in them."""
+    with_audio: bool = False
 
     @property
     def parts(self) -> tuple[Adapter, ...]:

@@ -20,7 +20,7 @@ from mtmd.checkpoint.checkpoint import (
 from mtmd.checkpoint.pooling import gives_last_state
 from mtmd.checkpoint.sampling import GENERATION_CONFIG, of_config, of_generation_config
 from mtmd.checkpoint.stored import refused_by_name, text_as_stored, tying
-from mtmd.clip.audio_family import AudioFamily, audio_family
+from mtmd.clip.audio_family import AudioFamily, audio_family, hears
 from mtmd.clip.dual.family import is_dual
 from mtmd.clip.family import FAMILIES as VISION_FAMILIES
 from mtmd.clip.family import VisionFamily, own_template, vision_family
@@ -147,7 +147,7 @@ def _families(folder: Path, settings: Settings) -> tuple[VisionFamily | None, tu
         )
     _check_whole(folder, settings)
     sees = settings.get("vision_config", None) is not None
-    if not sees and settings.get("audio_config", None) is None:
+    if not sees and not hears(settings):
         return None, (kind, settings)
     text = text_settings(settings)
     text_kind = text.get("model_type", f"{kind}_text") if text is not settings else f"{kind}_text"

@@ -23,6 +23,7 @@ FIRST = (
     "v.sam.patch_embd.weight",
     "a.conv1d.1.weight",
     "a.conv2d.1.weight",
+    "a.input_projection.weight",
 )  # whose type is that of an encoder's numbers
 
 

@@ -166,7 +166,7 @@ class Prompts:
             family.marker.join(family.around) if family else None,
             video.markers[0] if video else "",
             audio.family.marker if audio else None,
-            in_line(family),
+            in_line(family or (audio.family if audio else None)),
         )
 
     @cached_property

@@ -69,6 +69,8 @@ class RequestMaker:
                 reserve=settings.max_tokens,
             )
         )
+        if prompt.audio:
+            adapters = loaded.adapter_scales(settings.adapter, has_audio=True)
         loaded.runner.check(prompt.pieces)
         if settings.prompt_logprobs is not None and prompt.pictures:
             raise OptionError(

@@ -610,6 +610,107 @@ def glm_asr(folder: Path) -> AudioOracle:
     )
 
 
+def granite_speech(folder: Path) -> AudioOracle:
+    from transformers import GraniteSpeechConfig, GraniteSpeechForConditionalGeneration
+    from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
+
+    tokens = tokenizer(("<|audio|>", *WHISPER_SPECIAL[1:]))
+    rows = tokens.get_vocab_size() + 3
+    config = GraniteSpeechConfig(
+        encoder_config={
+            "input_dim": 36,
+            "num_layers": 4,
+            "hidden_dim": 24,
+            "num_heads": 3,
+            "output_dim": 11,
+            "context_size": 20,
+            "max_pos_emb": 25,
+            "conv_kernel_size": 5,
+        },
+        projector_config={
+            "model_type": "blip_2_qformer",
+            "hidden_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 40,
+            "encoder_hidden_size": 24,
+            "cross_attention_frequency": 1,
+        },
+        text_config={
+            "model_type": "granite",
+            "vocab_size": rows,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.4,
+            **WHISPER_TEXT,
+        },
+        audio_token_index=tokens.token_to_id("<|audio|>"),
+        has_lora_adapter=False,
+    )
+    model = randomize(GraniteSpeechForConditionalGeneration(config), 10)
+    for name, values in model.named_buffers():
+        if "running" in name:
+            values.uniform_(0.5, 1.5)
+    template = WHISPER_TEMPLATE.replace("<|AUDIO|>", "<|audio|>")
+    names = {"eos_token": "<|end|>", "pad_token": "<|pad|>"}
+    model = save(folder, model, tokens, template, names, eos="<|end|>")
+    settings = {"n_fft": 512, "win_length": 400, "hop_length": 160, "n_mels": 18}
+    write(folder, "preprocessor_config.json", {"melspec_kwargs": settings, "sampling_rate": 16000})
+    filters = mel_filter_bank(257, 18, 0, 8000, 16_000, None, "htk")
+
+    def pairs(samples: np.ndarray) -> torch.Tensor:
+        """As GraniteSpeechFeatureExtractor makes them by torchaudio."""
+        window = window_function(400, "hann", frame_length=512)
+        power = spectrogram(samples, window, 512, 160, power=2.0, mel_filters=filters)
+        logs = torch.from_numpy(power.T).float().clamp(min=1e-10).log10()
+        logs = torch.maximum(logs, logs.max() - 8.0) / 4 + 1
+        return logs[: len(logs) // 2 * 2].reshape(-1, 36)
+
+    def extract(audio: Sequence[np.ndarray]) -> dict[str, Any]:
+        made = [pairs(one) for one in audio]
+        counts = [-(-len(one) // 15) * 3 for one in made]
+        return {"parts": made, "counts": counts}
+
+    @torch.no_grad()
+    def features(inputs: dict[str, Any]) -> torch.Tensor:
+        return _at_the_decoder(whole, model.model.language_model, inputs)
+
+    class Apart:
+        """The model, which hears several recordings one by one: without padding."""
+
+        config, body = model.config, model
+
+        def __call__(
+            self, *, parts: list[torch.Tensor], input_ids: torch.Tensor, **more: Any
+        ) -> Any:
+            return model(inputs_embeds=self.embedded(parts, input_ids), **more)
+
+        def generate(
+            self, *, parts: list[torch.Tensor], input_ids: torch.Tensor, **more: Any
+        ) -> torch.Tensor:
+            embeds = self.embedded(parts, input_ids)
+            made = model.generate(inputs_embeds=embeds, **more)
+            return torch.cat((input_ids, made), 1)
+
+        def embedded(self, parts: list[torch.Tensor], input_ids: torch.Tensor) -> torch.Tensor:
+            if not parts:
+                return model.get_input_embeddings()(input_ids)
+            rows = [model.model.get_audio_features(one[None]).pooler_output[0] for one in parts]
+            return model.model.get_merged_audio_embeddings(input_ids, torch.cat(rows)[None])
+
+    whole = Apart()
+    return AudioOracle(
+        folder,
+        whole,
+        extract,
+        lambda made: made.pop("counts"),
+        features,
+        lambda count: "<|audio|>" * count,
+        "<|audio|>",
+        shortest=257,  # that the spectrum reflects
+    )
+
+
 def _at_the_decoder(model: Any, decoder: Any, inputs: dict[str, Any]) -> torch.Tensor:
     """What stands at the audio tokens where the text model begins."""
     seen: dict[str, Any] = {}
@@ -630,6 +731,7 @@ CASES: dict[str, Callable[[Path], AudioOracle]] = {
     "gemma4": gemma4,
     "gemma4_unified": gemma4_unified,
     "glm_asr": glm_asr,
+    "granite_speech": granite_speech,
     "qwen2_audio": qwen2_audio,
     "qwen3_asr": qwen3_asr,
     "qwen3_asr, as published": qwen3_asr_published,

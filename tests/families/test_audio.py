@@ -5,11 +5,13 @@ embeddings, logits, greedy tokens.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
 from audio_cases import CASES as TRANSFORMERS
@@ -21,6 +23,8 @@ from ultravox import ultravox
 from mtmd.base.errors import MtmdError
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.convert.gguf import convert_to_gguf
+from mtmd.events import Finished
+from mtmd.loading import load
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
 from mtmd.prompt.audio_input import AudioInput
@@ -132,6 +136,42 @@ def test_heads_of_glm_asr_turn_by_pairs_in_gguf(tmp_path_factory: pytest.TempPat
     for name in ours.audio_weights.shapes:
         a = back.audio_weights.read(name, torch.float32)
         assert torch.equal(a, ours.audio_weights.read(name, torch.float32)), name
+
+
+def test_an_adapter_in_the_folder_is_for_answers_about_audio(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """As transformers enables and disables it, in one batch too."""
+    folder = tmp_path_factory.mktemp("adapted")
+    oracle = CASES["granite_speech"](folder)
+    text = [{"role": "user", "content": [{"type": "text", "text": "What is here?"}]}]
+    bare = [{"role": "user", "content": [{"type": "audio"}, *text[0]["content"]]}]
+    alone = oracle.inputs(text, [])
+    without = oracle.greedy({**alone, "parts": []}, TOKENS)
+    samples = tones(0.6)
+    heard = oracle.inputs(bare, [samples])
+    settings = peft.LoraConfig(r=3, lora_alpha=9, target_modules=r".*language_model.*[qv]_proj")
+    plain = oracle.greedy(heard, TOKENS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT's use of transformers
+        adapted = peft.get_peft_model(oracle.model.body, settings)
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.8)
+        adapted.save_pretrained(folder)
+    expected = oracle.greedy(heard, TOKENS)
+    assert expected != plain
+    model = load(folder, device="cpu", dtype="fp32")
+    part = {"type": "audio", "audio": AudioInput(samples, 16_000)}
+    about_audio = [{"role": "user", "content": [part, *text[0]["content"]]}]
+    tickets = [
+        model.service.submit(one, max_tokens=TOKENS, ignore_eos=True, adapter=choice)
+        for one, choice in ((about_audio, ()), (text, ()), (about_audio, ("audio:0",)))
+    ]
+    answers = [e.answer for one in tickets for e in one if isinstance(e, Finished)]
+    assert [list(one.output_token_ids) for one in answers] == [expected, without, plain]
+    assert [one.receipt.adapters for one in answers] == [{"audio": 1.0}, {}, {}]
+    model.close()
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("qwen3_asr")])
