@@ -99,7 +99,7 @@ class Admission:
 
     @property
     def _lower(self) -> str:
-        """What takes less memory when it is lower: one answer at once cannot be fewer."""
+        """Return what takes less memory when it is lower: one answer at once cannot be fewer."""
         return "context or parallel" if self.runner.sequences > 1 else "context"
 
     def _left(self, space: str) -> int:
