@@ -31,6 +31,9 @@ if TYPE_CHECKING:  # what type checkers see of the table below; a test keeps the
     from mtmd.clip.image.decode import Picture as Picture
     from mtmd.embedding.embedder import Embedder as Embedder
     from mtmd.embedding.embedder import load_embedder as load_embedder
+    from mtmd.embedding.receipt import Ranking as Ranking
+    from mtmd.embedding.reranker import Reranker as Reranker
+    from mtmd.embedding.reranker import load_reranker as load_reranker
     from mtmd.events import Answer as Answer
     from mtmd.events import Box as Box
     from mtmd.events import Event as Event
@@ -90,6 +93,8 @@ _LOCATIONS = {
     "mtmd.tools.tool": ("Tool", "ToolCall"),
     "mtmd.transcription": ("Transcription",),
     "mtmd.embedding.embedder": ("Embedder", "load_embedder"),
+    "mtmd.embedding.receipt": ("Ranking",),
+    "mtmd.embedding.reranker": ("Reranker", "load_reranker"),
     "mtmd.loading": ("describe", "load"),
     "mtmd.model": ("Model",),
     "mtmd.service.service": ("Service",),

@@ -73,17 +73,21 @@ def load_alongside(
 
 
 def find_checkpoint(
-    model: str | PathLike[str] | None, settings: LoadOptions, progress: bool = False
+    model: str | PathLike[str] | None,
+    settings: LoadOptions,
+    progress: bool = False,
+    *,
+    answers: bool = True,
 ) -> tuple[Checkpoint, str | None]:
     """Return what `load` takes as `model`, opened, with its adapters, and the name to show where it
-    is not the folder's or file's.
+    is not the folder's or file's. `answers`: as of `open_checkpoint`.
     """
-    checkpoint, name = _opened(model, settings, progress)
+    checkpoint, name = _opened(model, settings, progress, answers)
     return with_adapters(checkpoint, settings.lora, progress), name
 
 
 def _opened(
-    model: str | PathLike[str] | None, settings: LoadOptions, progress: bool
+    model: str | PathLike[str] | None, settings: LoadOptions, progress: bool, answers: bool
 ) -> tuple[Checkpoint, str | None]:
     projector = Path(settings.mmproj).expanduser() if settings.mmproj else None
     template = template_file(settings.chat_template) if settings.chat_template else None
@@ -97,7 +101,9 @@ def _opened(
     _check_ahead(str(model), projector, settings)
     result = resolve_model(model, progress)
     is_local = Path(model).expanduser().exists()  # else the folder is named by a hash
-    checkpoint = open_checkpoint(result.path, projector or result.projector, template)
+    checkpoint = open_checkpoint(
+        result.path, projector or result.projector, template, answers=answers
+    )
     if result.stored:
         system, parameters = result.stored.system, result.stored.parameters
         checkpoint = with_ollama_defaults(checkpoint, system, parameters, str(model))
@@ -117,7 +123,7 @@ def _check_ahead(model: str, projector: Path | None, settings: LoadOptions) -> N
     with TemporaryDirectory(prefix="mtmd-headers-", ignore_cleanup_errors=True) as folder:
         try:
             result = fetch_headers(model, Path(folder))
-            checkpoint = open_checkpoint(result.path, projector or result.projector)
+            checkpoint = open_checkpoint(result.path, projector or result.projector, answers=False)
         except ModelError:
             return
         check_length(settings.context, checkpoint, model)

@@ -368,6 +368,17 @@ class CanonicalWeights:
             tensor = change(tensor.float())
         return tensor.to(dtype).contiguous()
 
+    def rows(self, name: str, indices: Sequence[int]) -> torch.Tensor:
+        """Some rows of a parameter, fp32 [N, K]; of one that is stored as it is, no others are
+        read.
+        """
+        stored, changes = self._stored[name], self._changes.get(name, ())
+        if stored.convert or changes or len(stored.names) > 1:
+            return self.without_blocks().read(name, torch.float32)[list(indices)]
+        (source,) = stored.names
+        tensor, kind = self._file.read(source)[list(indices)], self._file.kind(source)
+        return (dequantize(tensor, kind) if kind in BLOCKS else tensor).float()
+
     def _values(self, source: str) -> torch.Tensor:
         tensor, kind = self._file.read(source), self._file.kind(source)
         return dequantize(tensor, kind) if kind in BLOCKS else tensor

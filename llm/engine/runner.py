@@ -304,13 +304,13 @@ class Runner:
         result._executor = MadeOnce(result._make_executor, PLANS)
         return result
 
-    def states(self) -> Runner:
-        """The same with a cache of one sequence, which gives what the last norm makes of a row, the
-        state [D] that logits are computed from, in place of the logits: a vector of all that was
-        read up to there.
+    def states(self, sequences: int = 1) -> Runner:
+        """The same with a cache of one context, which several sequences may share, giving what the
+        last norm makes of a row, the state [D] that logits are computed from, in place of the
+        logits: a vector of all that was read up to there.
         """
         result = self.small(self.context)
-        result._gives_states = True
+        result.sequences, result._gives_states = sequences, True
         return result
 
     @property

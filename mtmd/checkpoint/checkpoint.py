@@ -86,6 +86,8 @@ class Checkpoint:
     adapters: tuple[ModelAdapter, ...] = ()
     audio: AudioFamily | None = None
     audio_weights: CanonicalWeights | None = None
+    relevance: CanonicalWeights | None = None
+    """The rows of a reranker whose files have them beside, or in place of, the table of outputs."""
 
     @property
     def chosen_adapters(self) -> tuple[ModelAdapter, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mtmd.base.errors import DualEncoderError, ModelError
 from mtmd.chat_template.template import ChatTemplate
+from mtmd.checkpoint import relevance
 from mtmd.checkpoint.checkpoint import (
     Checkpoint,
     check_vocabulary,
@@ -36,11 +37,11 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 TEXT_CONFIGS = "text_config", "language_config"
 
 
-def open_folder(folder: Path, template: Path | None = None, *, vectors: bool = False) -> Checkpoint:
+def open_folder(folder: Path, template: Path | None = None, *, answers: bool = True) -> Checkpoint:
     """Everything checked that can be without reading weights; of these, tables for tokens and for
-    outputs are compared where there are both. `vectors`: a model is expected that gives those.
+    outputs are compared where there are both. `answers`: a model is expected that writes them.
     Raises ModelError saying which file is wrong and how, DualEncoderError for a model that gives
-    vectors where one is expected that writes.
+    vectors or scores where one is expected that writes.
     """
     settings = read_config(folder, required=False)
     with refused_by_name(folder):
@@ -55,23 +56,28 @@ def open_folder(folder: Path, template: Path | None = None, *, vectors: bool = F
             f"{folder} is a dual encoder, which gives vectors, not answers; use `mtmd embed`, or "
             "`mtmd.load_embedder`"
         )
-    if not vectors and gives_last_state(folder):
+    if answers and gives_last_state(folder):
         raise DualEncoderError(
             f"{folder} is an embedding model, which gives vectors, not answers; use `mtmd "
             "embed`, or `mtmd.load_embedder`"
         )
+    if answers and relevance.scores_relevance(folder):
+        relevance.refuse_to_write(folder)
     where = str(folder)
     vision, (kind, config) = _families(folder, settings)
     audio = _audio_family(folder, settings)
     with refused_by_name(folder):
         parts = (settings, settings.part("text_config"))
         stated = any(part.get("tie_word_embeddings", False) is True for part in parts)
+        if relevance.SCORE in file.names():  # in place of the table of outputs
+            config = Settings({**config.values, "tie_word_embeddings": True}, config.where)
         text, notes = text_as_stored(kind, config, file, stated)
+        head = relevance.head_of_folder(file, text, where)
         text_weights = CanonicalWeights(file, text.parameters(), where)
         vision_weights = CanonicalWeights(file, vision.parameters(), where) if vision else None
         audio_weights = CanonicalWeights(file, audio.parameters(), where) if audio else None
         used = set(text_weights.sources)
-        for weights in filter(None, (vision_weights, audio_weights)):
+        for weights in filter(None, (vision_weights, audio_weights, head)):
             used |= weights.sources
         unused = (family.unused for family in (text, vision, audio) if family)
         check_no_extra(file, used, tuple(chain.from_iterable(unused)), where)
@@ -111,6 +117,7 @@ def open_folder(folder: Path, template: Path | None = None, *, vectors: bool = F
         notes=tuple(notes),
         audio=audio,
         audio_weights=audio_weights,
+        relevance=head,
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from mtmd.base.errors import ModelError
 from mtmd.chat_template.built_in_templates import built_in_file, fitting, how_to_give_one
 from mtmd.chat_template.template import ChatTemplate
+from mtmd.checkpoint import relevance
 from mtmd.checkpoint.checkpoint import (
     Checkpoint,
     check_vocabulary,
@@ -46,12 +47,13 @@ UNREAD = (r"a\..*", r"mm\.a\..*")  # where the family of these is not read
 
 
 def open_gguf(
-    path: Path, projector: Path | None = None, template: Path | None = None
+    path: Path, projector: Path | None = None, template: Path | None = None, *, answers: bool = True
 ) -> Checkpoint:
     """The decoder in `path`, with the projector given, or with its own, or with the one that
-    lies beside it.
+    lies beside it. `answers`: a model is expected that writes them.
 
-    Raises ModelError saying which file is wrong and how.
+    Raises ModelError saying which file is wrong and how, DualEncoderError for one that gives scores
+    where one is expected that writes.
     """
     whole, where = GgufFile(path), path.name
     architecture = _architecture(whole, where)
@@ -68,6 +70,8 @@ def open_gguf(
             f"{where} is a projector, which has no decoder; give the decoder's GGUF as "
             "the model and this file as mmproj= (--mmproj)"
         )
+    if answers and relevance.gguf_scores_relevance(file.metadata, architecture):
+        relevance.refuse_to_write(where)
     towers = frozenset(n for n in file.names() if own and n.startswith(TOWER))
     missing = ""
     if projector is None and own is None:
@@ -88,7 +92,9 @@ def open_gguf(
         tower.stacked if tower else 0,
     )
     text_weights = CanonicalWeights(file, text.parameters(), where)
-    check_no_extra(file, {*text_weights.sources, *towers, *factors}, text.unused, where)
+    head = relevance.head_of_gguf(file, file.metadata, architecture, text, where)
+    used = {*text_weights.sources, *towers, *factors, *(head.sources if head else ())}
+    check_no_extra(file, used, text.unused, where)
     vision, vision_weights = (tower.vision, tower.weights) if tower else (None, None)
     audio, audio_weights = (tower.audio, tower.audio_weights) if tower else (None, None)
     notes = (*notes, *(tower.notes if tower else ()))
@@ -122,6 +128,7 @@ def open_gguf(
         notes=(*notes, *tokenizer.notes),
         audio=audio,
         audio_weights=audio_weights,
+        relevance=head,
     )
 
 

@@ -31,7 +31,8 @@ TIMEOUT_S = 10.0
 # the weights in Mistral's naming.
 TOKENIZER_FILES = ("spiece.model", "merges.txt", "tiktoken.model")  # those that are not JSON
 ALLOWED = ["*.safetensors", "*.json", "*.jinja", *TOKENIZER_FILES]
-IGNORED = ["*/*", "consolidated*.safetensors"]
+# Of folders, those in which sentence-transformers says what the last layer's states are used for.
+IGNORED = ["[!1]*/*", "1[!_]*/*", "*/*/*", "*/*.safetensors", "consolidated*.safetensors"]
 
 DEMO = "demo"  # names the model that is part of the package, where no file is called so
 DEMO_NAME = "demo model"

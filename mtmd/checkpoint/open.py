@@ -12,21 +12,22 @@ from mtmd.kernels.checkpoint.magic import is_gguf
 
 
 def open_checkpoint(
-    path: Path, projector: Path | None = None, template: Path | None = None
+    path: Path, projector: Path | None = None, template: Path | None = None, *, answers: bool = True
 ) -> Checkpoint:
     """A folder in the Hugging Face layout, or a GGUF file, or a folder of one, with its `projector`
     (mmproj).
 
     `template` is a file with a chat template to use in place of the checkpoint's. Everything is
-    checked that can be without reading weights. Raises ModelError saying which file is wrong and
-    how.
+    checked that can be without reading weights. `answers`: a model is expected that writes them.
+    Raises ModelError saying which file is wrong and how, DualEncoderError for a model that gives
+    vectors or scores where one is expected that writes.
     """
     if path.is_dir() and not any(path.glob("*.safetensors*")) and any(path.glob("*.gguf")):
         path = _decoder_in(path)
     if is_gguf(path):
         from mtmd.checkpoint.gguf import open_gguf  # here: a start reads the code of one format
 
-        checkpoint = open_gguf(path, projector, template)
+        checkpoint = open_gguf(path, projector, template, answers=answers)
         return replace(checkpoint, opened_from=_paths(path, projector, template))
     if projector is not None:
         raise ModelError(
@@ -35,7 +36,8 @@ def open_checkpoint(
         )
     from mtmd.checkpoint.folder import open_folder
 
-    return replace(open_folder(path, template), opened_from=_paths(path, None, template))
+    checkpoint = open_folder(path, template, answers=answers)
+    return replace(checkpoint, opened_from=_paths(path, None, template))
 
 
 def _paths(*paths: Path | None) -> tuple[str | None, ...]:

@@ -55,7 +55,9 @@ def convert(
         raise OptionError("mmproj_to: found FP8, which no GGUF holds; expected another type")
     importance = None if imatrix is None else read_imatrix(Path(imatrix).expanduser())
     with made_on_the_host():
-        checkpoint, _ = find_checkpoint(model, LoadOptions(mmproj=mmproj), progress is not None)
+        checkpoint, _ = find_checkpoint(
+            model, LoadOptions(mmproj=mmproj), progress is not None, answers=False
+        )
         return convert_to_gguf(
             checkpoint,
             path,

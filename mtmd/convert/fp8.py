@@ -39,7 +39,7 @@ def convert_to_fp8(
     if (out / CONFIG).exists() or (out.exists() and not out.is_dir()):
         raise OptionError(f"out: {out} is there already; remove it, or choose another name")
     with made_on_the_host():
-        checkpoint, _ = find_checkpoint(model, LoadOptions(), progress is not None)
+        checkpoint, _ = find_checkpoint(model, LoadOptions(), progress is not None, answers=False)
         file = checkpoint.text_weights.file
         config = read_json(checkpoint.folder / CONFIG, required=False)
         if not isinstance(file, SafetensorsWeights):  # one of quantized tensors is wrapped

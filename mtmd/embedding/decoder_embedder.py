@@ -5,9 +5,7 @@ token.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from threading import Lock
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.facts import CheckpointFacts, facts_of
 from mtmd.clip.image.decode import Picture
 from mtmd.embedding.receipt import EmbeddingReceipt, Embeddings, TextReceipt, Vectors
+from mtmd.embedding.state_reader import StateReader, Times
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.report.warmup_report import WarmupReport
@@ -51,9 +50,7 @@ class DecoderEmbedder:
                 "sees pictures"
             )
         self.model = Model(checkpoint, chosen, backends, name)
-        self._runner = self.model.runner.states()
-        self._cache = self._runner.new_cache()
-        self._lock = Lock()
+        self._reader = StateReader(self.model)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -75,7 +72,7 @@ class DecoderEmbedder:
     @property
     def context(self) -> int:
         """Tokens that are read of a text, its instruction included."""
-        return self._runner.context
+        return self._reader.context
 
     @property
     def facts(self) -> CheckpointFacts:
@@ -125,12 +122,12 @@ class DecoderEmbedder:
             raise OptionError("found neither images nor texts, expected some of either")
         seen: list[ImageReceipt] = []
         read: list[TextReceipt] = []
-        vectors, times = list[torch.Tensor](), [0.0, 0.0]
-        for part in parts:
-            vector, tokens, shown = self._vector(part, instruction, times)
+        vectors, times = list[torch.Tensor](), Times()
+        prompts = (self._reader.prepare(conversation(part, instruction)) for part in parts)
+        for vector, prompt in self._reader.read(prompts, times):
             vectors.append(vector)
-            seen += shown
-            read += [] if shown else [TextReceipt(tokens, False)]
+            seen += [one.receipt for one in prompt.images]
+            read += [] if prompt.images else [TextReceipt(len(prompt.tokens), False)]
         stacked = torch.stack(vectors)
         if normalize:
             stacked = torch.nn.functional.normalize(stacked, dim=-1)
@@ -139,33 +136,14 @@ class DecoderEmbedder:
             self.name,
             tuple(seen),
             tuple(read),
-            times[0],
-            times[1],
+            times.preparing,
+            times.computing,
             self.backends[0].name,
             name_of(self.model.dtype),
             attention_report(loaded),
             tuple(refusal_warnings(loaded.placements)),
         )
         return Embeddings(stacked.numpy(), receipt)
-
-    def _vector(
-        self, part: dict[str, Any], instruction: str, times: list[float]
-    ) -> tuple[torch.Tensor, int, list[ImageReceipt]]:
-        """The vector [D] of a picture or a text, its tokens, and what was seen; `times` of
-        preparing and computing, in milliseconds, are added up.
-        """
-        begun = time.perf_counter()
-        prepared = self.model.prompts.prepare(conversation(part, instruction))
-        ready = time.perf_counter()
-        with self._lock:
-            vector = self.model.exclusively(lambda: self._state(prepared))
-        times[0] += (ready - begun) * 1e3
-        times[1] += (time.perf_counter() - ready) * 1e3
-        return vector, len(prepared.tokens), [one.receipt for one in prepared.images]
-
-    def _state(self, prepared: Any) -> torch.Tensor:
-        spans = self.model.prompts.encode(prepared).spans
-        return self._runner.prefill(spans, self._cache).float().cpu()
 
     def similarity(
         self, images: ImageSource | Sequence[ImageSource], texts: str | Sequence[str]

@@ -371,7 +371,7 @@ def load_embedder(
         if result.path.is_dir() and is_dual_folder(result.path):
             return Embedder(open_dual(result.path), settings, name=called)
         if result.path.is_dir() and gives_last_state(result.path):
-            return DecoderEmbedder(open_folder(result.path, vectors=True), settings, name=called)
+            return DecoderEmbedder(open_folder(result.path, answers=False), settings, name=called)
     raise ModelError(
         f"{model} is no dual encoder; expected a checkpoint folder of model_type "
         f"{', '.join(FAMILIES)}, or an embedding model with {POOLING}; `mtmd describe` takes "

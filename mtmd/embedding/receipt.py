@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtmd.receipt import ImageReceipt
+from mtmd.receipt import ImageReceipt, VideoReceipt
 
 Vectors = NDArray[np.float32]
 
@@ -71,6 +71,74 @@ class Embeddings:
 
     vectors: Vectors
     receipt: EmbeddingReceipt
+
+
+@dataclass(frozen=True)
+class DocumentReceipt:
+    """`tokens`: of the prompt, query and instruction included; `images` and `videos` also those of
+    the query.
+    """
+
+    tokens: int
+    images: tuple[ImageReceipt, ...]
+    videos: tuple[VideoReceipt, ...]
+
+
+@dataclass(frozen=True)
+class RankingReceipt:
+    """What a ranking comes with, of the documents that were read, in order; the rest as in
+    `EmbeddingReceipt`.
+    """
+
+    model: str
+    instruction: str
+    documents: tuple[DocumentReceipt, ...]
+    preprocess_ms: float
+    encode_ms: float
+    device: str
+    dtype: str
+    attention: dict[str, str]
+    warnings: tuple[str, ...]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(document.tokens for document in self.documents)
+
+    def asdict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """One or a few lines for a terminal."""
+        count, images = len(self.documents), sum(len(d.images) for d in self.documents)
+        seen = f", {_count(images, 'image')} seen" if images else ""
+        each = (self.preprocess_ms + self.encode_ms) / max(count, 1)
+        where = "; ".join(f"{part}: {kernel} attention" for part, kernel in self.attention.items())
+        lines = [
+            f"{_count(count, 'document')} of {self.prompt_tokens} tokens{seen}; preprocess "
+            f"{self.preprocess_ms:.0f} ms, compute {self.encode_ms:.0f} ms, {each:.0f} ms each",
+            f"{self.model} on {self.device}, {self.dtype}; {where}",
+        ]
+        return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A document: its place among those given, from 0, and how relevant it is, from 0 to 1."""
+
+    index: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """`scores` fp32 [N], in the order of the documents, NaN for those in `failed`, which are left
+    out, with why; `results` the best of them, the most relevant first.
+    """
+
+    scores: Vectors
+    results: tuple[Ranked, ...]
+    failed: dict[int, str]
+    receipt: RankingReceipt
 
 
 def _count(number: int, what: str) -> str:

@@ -66,7 +66,10 @@ def open_both(a: Source, b: Source) -> list[Model]:
     """Both models, no weight of them read yet. They get a cache of the same shape: one sequence,
     and the context of the model that was made for less. Raises MtmdError.
     """
-    result = [(source.options, *find_checkpoint(source.model, source.options)) for source in (a, b)]
+    result = [
+        (source.options, *find_checkpoint(source.model, source.options, answers=False))
+        for source in (a, b)
+    ]
     context = min(*(default_context(checkpoint.text) for _, checkpoint, _ in result))
     return [
         Model(

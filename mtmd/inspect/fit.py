@@ -207,7 +207,7 @@ def _checkpoint(
         if given and not check_name(str(model)):
             checkpoint = _from_hub(str(model), settings)
             return with_weights(checkpoint, settings.weights), str(model)
-        checkpoint, name = find_checkpoint(model, settings)
+        checkpoint, name = find_checkpoint(model, settings, answers=False)
         checkpoint = with_weights(checkpoint, settings.weights)
         return checkpoint, name or checkpoint.folder.resolve().name
     kind = type_of_random_weights(settings)
@@ -218,14 +218,14 @@ def _checkpoint(
 def _from_hub(model: str, settings: LoadOptions) -> Checkpoint:
     """Return what is in the cache whole, else from headers, which are some MB."""
     if any(one.name == model and one.whole for one in read_cache().models):
-        return find_checkpoint(model, settings)[0]
+        return find_checkpoint(model, settings, answers=False)[0]
     projector = Path(settings.mmproj).expanduser() if settings.mmproj else None
     with TemporaryDirectory(prefix="mtmd-headers-", ignore_cleanup_errors=True) as folder:
         try:
             result = fetch_headers(model, Path(folder))
         except HubUnreachable:  # it may be here all the same, by another name
-            return find_checkpoint(model, settings)[0]
-        return open_checkpoint(result.path, projector or result.projector)
+            return find_checkpoint(model, settings, answers=False)[0]
+        return open_checkpoint(result.path, projector or result.projector, answers=False)
 
 
 def _dtype(settings: LoadOptions, backends: Sequence[Backend]) -> str:

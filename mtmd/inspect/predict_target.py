@@ -132,7 +132,7 @@ def _checkpoint(
     model: str | PathLike[str] | None, shape: str | None, settings: LoadOptions
 ) -> tuple[Checkpoint, str | None]:
     if shape is None:
-        return find_checkpoint(model, settings)
+        return find_checkpoint(model, settings, answers=False)
     kind = type_of_random_weights(settings)
     checkpoint = random_checkpoint(shape, kind)
     return checkpoint, f"{checkpoint.folder}, random weights ({kind})"

@@ -38,6 +38,11 @@ EMBEDDER_OPTIONS = (  # that models which give vectors have, too
     *("device", "dtype", "flash_attn", "override_tensor", "refuse", "threads"),
     "preprocess",
 )
+RERANKER_OPTIONS = (  # that models which give scores have
+    *EMBEDDER_OPTIONS,
+    *("mmproj", "weights", "kv_type", "context", "image_min_tokens", "image_max_tokens"),
+    *("memory_limit", "vision_attention", "no_graphs", "isolate", "allow_remote_media"),
+)
 
 
 def _device(name: str, value: object) -> str:

@@ -7,7 +7,7 @@ Only the `gguf` package is asked for names: nothing of ours is imported.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,14 @@ def named(tensors: Mapping[str, np.ndarray], architecture: gguf.MODEL_ARCH, laye
     return result
 
 
-def decoder(folder: Path, path: Path, architecture: str) -> None:
+def decoder(
+    folder: Path,
+    path: Path,
+    architecture: str,
+    keys_added: Mapping[str, Any] | None = None,
+    tensors_added: Mapping[str, np.ndarray] | None = None,
+    without: Collection[str] = (),
+) -> None:
     """The text model of a checkpoint, with its tokenizer and template."""
     config = read_json(folder, "config.json")
     flat, text = "text_config" not in config, config.get("text_config", config)
@@ -102,7 +109,7 @@ def decoder(folder: Path, path: Path, architecture: str) -> None:
     tensors = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         alone = name == "lm_head.weight" or (flat and name.startswith("model."))
-        if "language_model." not in name and not alone:
+        if ("language_model." not in name and not alone) or name in without:
             continue
         if not flat:
             name = "model." * name.startswith("model.") + name.rpartition("language_model.")[2]
@@ -142,8 +149,11 @@ def decoder(folder: Path, path: Path, architecture: str) -> None:
     write_gguf(
         path,
         architecture,
-        metadata,
-        named(tensors, ARCHITECTURES[architecture], text["num_hidden_layers"]),
+        {**metadata, **(keys_added or {})},
+        {
+            **named(tensors, ARCHITECTURES[architecture], text["num_hidden_layers"]),
+            **(tensors_added or {}),
+        },
     )
 
 
