@@ -25,6 +25,7 @@ from mtmd.web.interfaces import (
     llama_cpp,
     ollama,
     openai,
+    rerank,
     responses,
     transcription,
 )
@@ -112,7 +113,7 @@ def _create(models: Models, settings: ServerSettings, store: Store | None) -> Ga
     fetcher = Fetcher() if settings.allow_remote_media else None
     media = Media(budget, uploads, fetcher, settings.media_path)
     answering = Answering(models, media, settings.unknown_fields)
-    for interface in (openai, transcription, embeddings, ollama, anthropic, llama_cpp):
+    for interface in (openai, transcription, embeddings, rerank, ollama, anthropic, llama_cpp):
         app.register_blueprint(interface.blueprint(answering))
     app.register_blueprint(files.blueprint(uploads, budget))
     stored = StoredResponses(lambda: keys.owners)

@@ -5,7 +5,7 @@ from.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -333,6 +333,11 @@ class CanonicalWeights:
         other = copy(self)
         other._keeps_blocks = False
         return other
+
+    def without(self, names: Collection[str]) -> CanonicalWeights:
+        """The same less some of the parameters."""
+        others = {name: one for name, one in self._parameters.items() if name not in names}
+        return CanonicalWeights(self._file, others, self._where)
 
     def changed(
         self, changes: Mapping[str, Callable[[torch.Tensor], torch.Tensor]]

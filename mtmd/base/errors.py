@@ -41,6 +41,10 @@ class DualEncoderError(ModelError):
     """The checkpoint gives vectors, where one is expected that writes."""
 
 
+class RerankerError(DualEncoderError):
+    """The checkpoint gives scores, where one is expected that writes."""
+
+
 class OptionError(MtmdError):
     """An option or argument out of its range."""
 

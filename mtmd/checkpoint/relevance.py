@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtmd.base.errors import DualEncoderError, ModelError
+from mtmd.base.errors import ModelError, RerankerError
 from mtmd.base.files import open_regular
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, Parameter, WeightFile
 from mtmd.kernels.checkpoint.settings import Settings, read_json
@@ -28,6 +28,13 @@ YES, NO = "yes", "no"
 HEAD = "cls.output.weight"
 SCORE = "score.weight"
 RANK = 4  # LLAMA_POOLING_TYPE_RANK
+GGUF_PROMPT = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages that "
+    "answer the query\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
 HEADING = re.compile(rb"^# [^\n]{0,80}\breranker\b", re.I | re.M)
 README_BYTES = 1 << 16
 
@@ -64,8 +71,8 @@ def gguf_scores_relevance(metadata: Mapping[str, Any], architecture: str) -> boo
 
 
 def refuse_to_write(where: object) -> None:
-    """Raises DualEncoderError: a model that writes answers was expected."""
-    raise DualEncoderError(
+    """Raises RerankerError: a model that writes answers was expected."""
+    raise RerankerError(
         f"{where} is a reranker, which scores documents and writes no answers; use `mtmd rerank`, "
         "or `mtmd.load_reranker`"
     )
@@ -103,23 +110,33 @@ def check_labels(folder: Path, tokenizer: Tokenizer) -> None:
     """
     stated = read_json(folder / LOGIT_SCORE, required=False) if folder.is_dir() else {}
     expected = [tokenizer.id(word) if tokenizer.knows(word) else None for word in (YES, NO)]
-    found = [stated.get(key) for key in ("true_token_id", "false_token_id")] if stated else expected
-    if None in expected or found != expected:
+    actual = (
+        [stated.get(key) for key in ("true_token_id", "false_token_id")] if stated else expected
+    )
+    if None in expected or actual != expected:
         raise ModelError(
-            f"{folder}: its score is read by the tokens {found}, expected those of 'yes' and "
+            f"{folder}: its score is read by the tokens {actual}, expected those of 'yes' and "
             f"'no', {expected}; rerankers that answer otherwise are not read"
         )
 
 
-def score_row(
+def score_rows(
     head: CanonicalWeights | None, weights: CanonicalWeights, tokenizer: Tokenizer
 ) -> Tensor:
-    """fp32 [D]: what the last token's state is multiplied by for the logit of "yes" less that of
-    "no". `weights`: the decoder's.
+    """fp32 [2, D]: what the last token's state is multiplied by for the logits of "yes" and "no";
+    [1, D] where a file has their difference alone. `weights`: the decoder's.
     """
     if head is not None:
-        rows = head.without_blocks().read(HEAD, torch.float32)
-    else:
-        table = "output.weight" if "output.weight" in weights.shapes else "token_embd.weight"
-        rows = weights.rows(table, [tokenizer.id(YES), tokenizer.id(NO)])
-    return rows[0] - rows[1] if len(rows) > 1 else rows[0]
+        return head.without_blocks().read(HEAD, torch.float32)
+    table = "output.weight" if "output.weight" in weights.shapes else "token_embd.weight"
+    return weights.rows(table, [tokenizer.id(YES), tokenizer.id(NO)])
+
+
+def gguf_keys(architecture: str) -> dict[str, Any]:
+    """Return what llama.cpp's converter writes for such a model, of whichever kind."""
+    return {
+        f"{architecture}.pooling_type": RANK,
+        f"{architecture}.classifier.output_labels": [YES, NO],
+        "tokenizer.chat_templates": ["rerank"],
+        "tokenizer.chat_template.rerank": GGUF_PROMPT,
+    }

@@ -13,6 +13,7 @@ from mtmd.base.text import for_terminal, one_line
 from mtmd.commands.arguments import add_options
 from mtmd.commands.shared import (
     add_list_argument,
+    add_output_arguments,
     add_remote_argument,
     loading,
     piped_picture,
@@ -87,8 +88,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--labels", metavar="A,B,...", help="show the probability of each label for each image"
     )
-    sub.add_argument("--json", action="store_true", help="print one JSON object")
-    sub.add_argument("--quiet", action="store_true", help="print no receipt on stderr")
+    add_output_arguments(sub)
     group = sub.add_argument_group("model and device")
     add_options(group, LoadOptions, EMBEDDER_OPTIONS)
 

@@ -326,7 +326,7 @@ def _application(
     of a dual encoder keeps nothing on disk.
     """
     from mtmd.web.app import create_app
-    from mtmd.web.small_apps.embedding_app import create_embedding_app
+    from mtmd.web.small_apps.retrieval_app import create_retrieval_app
 
     opened: list[str] = []
     store = None
@@ -337,7 +337,7 @@ def _application(
     engine.begin(queue=settings.queue, share_cache=settings.share_cache)
     stack.callback(engine.close, ENDING_S)
     if store is None:
-        return create_embedding_app(engine, settings, report), []
+        return create_retrieval_app(engine, settings, report), []
     app = create_app(engine, settings, store, warmup=report)
     return app, [*_describe(store), *_describe_modes(opened)]
 

@@ -219,6 +219,12 @@ def add_list_argument(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def add_output_arguments(sub: argparse.ArgumentParser) -> None:
+    """Add those of commands that compute vectors or scores."""
+    sub.add_argument("--json", action="store_true", help="print one JSON object")
+    sub.add_argument("--quiet", action="store_true", help="print no receipt on stderr")
+
+
 def add_quiet_argument(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--quiet", action="store_true", help="print no receipt and no thoughts on stderr"

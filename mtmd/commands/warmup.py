@@ -20,7 +20,7 @@ from mtmd.commands.shared import (
     settle_threads,
     warmed_up,
 )
-from mtmd.options.load import EMBEDDER_OPTIONS, LoadOptions
+from mtmd.options.load import LoadOptions
 
 HELP = "Check which operations the device supports, run one encode and one decode step, and report."
 EXAMPLES = """\
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name, None) not in (None, False):
             option = "--" + name.replace("_", "-")
             raise OptionError(f"{option} is for a GPU that you do not have; give it with --target")
-    model = _random(args) or _dual_encoder(args) or load_from(args)
+    model = _random(args) or _loaded(args)
     report = model.warmup_report if args.no_run else warmed_up(model)
     if args.json:
         print(json.dumps(report.asdict()))
@@ -209,17 +209,15 @@ def _random(args: argparse.Namespace) -> Any:
     return model
 
 
-def _dual_encoder(args: argparse.Namespace) -> Any:
-    """The model, where it is one that gives vectors."""
-    from pathlib import Path
+def _loaded(args: argparse.Namespace) -> Any:
+    """The model, of whatever kind."""
+    from mtmd.base.errors import DualEncoderError
 
-    if args.model is None or not Path(args.model).is_dir():
-        return None
-    from mtmd.embedding.dual_checkpoint import is_dual_folder
-    from mtmd.embedding.embedder import load_embedder
+    try:
+        return load_from(args)
+    except DualEncoderError as kind:
+        from mtmd.embedding.load_any import load_retriever
 
-    if not is_dual_folder(Path(args.model)):
-        return None
-    model = load_embedder(args.model, **{name: getattr(args, name) for name in EMBEDDER_OPTIONS})
-    settle_threads(args.threads, [model])
-    return model
+        model = load_retriever(args.model, kind, options_in(args, LoadOptions))
+        settle_threads(args.threads, [model])
+        return model

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mtmd.base.errors import ModelError
+from mtmd.checkpoint import relevance
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.gguf import TOWER
 from mtmd.checkpoint.sampling import gguf_sampling
@@ -48,6 +49,8 @@ def converted_text(
     else:
         metadata, added = _described(checkpoint)
         source = checkpoint.text_weights.as_gguf()
+        if relevance.scores_relevance(checkpoint.folder):
+            source = _as_reranker(checkpoint, source, metadata, added)
     types = tensor_types(mixture, source.shapes, weighted=bool(importance))
     if not isinstance(file, GgufFile):
         small = (n for n in source.shapes if n not in types and not any(p in n for p in LARGE))
@@ -75,6 +78,26 @@ def _described(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, torch.
     if not checkpoint.template.missing:
         metadata[TEMPLATE] = checkpoint.template.source
     return metadata, added
+
+
+def _as_reranker(
+    checkpoint: Checkpoint,
+    source: CanonicalWeights,
+    metadata: dict[str, Any],
+    added: dict[str, torch.Tensor],
+) -> CanonicalWeights:
+    """Put in what a GGUF of a reranker has in place of the table of outputs, and return its other
+    weights. Raises ModelError for one whose rows were made one.
+    """
+    rows = relevance.score_rows(checkpoint.relevance, checkpoint.text_weights, checkpoint.tokenizer)
+    if len(rows) < 2:
+        raise ModelError(
+            f"{checkpoint.folder}: a GGUF has a row for 'yes' and one for 'no', found their "
+            "difference; convert the original checkpoint"
+        )
+    metadata |= relevance.gguf_keys(metadata["general.architecture"])
+    added[relevance.HEAD] = rows
+    return source.without(("output.weight",))
 
 
 def as_stored(file: GgufFile, names: list[str], where: str) -> CanonicalWeights:

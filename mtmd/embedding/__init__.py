@@ -1,1 +1,1 @@
-"""A dual encoder loaded, its vectors on disk."""
+"""Models that give vectors or scores, loaded; vectors on disk."""

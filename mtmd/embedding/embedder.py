@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from mtmd.base.cores import OthersWatch
 from mtmd.base.errors import DeviceMemoryError, ModelError, OptionError, PromptError
-from mtmd.base.options import defaults_of
 from mtmd.base.text import mib
 from mtmd.checkpoint.facts import CheckpointFacts, facts_of_weights
 from mtmd.checkpoint.folder import open_folder
@@ -377,28 +376,6 @@ def load_embedder(
         f"{', '.join(FAMILIES)}, or an embedding model with {POOLING}; `mtmd describe` takes "
         "models that answer"
     )
-
-
-def load_embedder_of(
-    model: str, chosen: Mapping[str, Any], *, progress: bool = False
-) -> Embedder | DecoderEmbedder:
-    """Do what `load_embedder` does, with the fields of `LoadOptions` that a command line has.
-    Raises OptionError for one that is set, and that a dual encoder has no use for.
-    """
-    for name, usual in defaults_of(LoadOptions).items():
-        if name in (*EMBEDDER_OPTIONS, *_OF_A_SERVER):
-            continue
-        if chosen.get(name) not in (usual, None, "", [], ()):
-            raise OptionError(
-                f"--{name.replace('_', '-')}: {model} is a dual encoder, which has no use for it; "
-                "leave it out"
-            )
-    return load_embedder(
-        model, progress=progress, **{n: chosen[n] for n in EMBEDDER_OPTIONS if n in chosen}
-    )
-
-
-_OF_A_SERVER = ("parallel", "isolate")  # options that `mtmd serve` sets for any model
 
 
 class _Clock:

@@ -86,7 +86,7 @@ class DocumentReceipt:
 
 @dataclass(frozen=True)
 class RankingReceipt:
-    """What a ranking comes with, of the documents that were read, in order; the rest as in
+    """Receipt of a ranking: the documents that were read, in order; the rest as in
     `EmbeddingReceipt`.
     """
 

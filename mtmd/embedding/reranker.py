@@ -20,7 +20,7 @@ from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.facts import CheckpointFacts, facts_of
 from mtmd.checkpoint.hub import is_demo
-from mtmd.checkpoint.relevance import check_labels, score_row
+from mtmd.checkpoint.relevance import check_labels, score_rows
 from mtmd.clip.image.decode import Picture
 from mtmd.embedding.receipt import DocumentReceipt, Ranked, Ranking, RankingReceipt
 from mtmd.embedding.state_reader import StateReader, Times
@@ -38,17 +38,15 @@ from mtmd.prompt.load_image import ImageSource
 from mtmd.prompt.prompts import PreparedPrompt
 from mtmd.prompt.video_input import VideoInput
 
-Content: TypeAlias = "str | Mapping[str, Any] | ImageSource | Picture | VideoInput"
-"""A query or a document: a text, a picture or a video, or {"text", "image", "video"} with one of
-each, or a list.
+Part: TypeAlias = "Mapping[str, Any]"
+"""Of a message, such as {"type": "text", "text": ...}."""
+Content: TypeAlias = "str | Mapping[str, Any] | ImageSource | Picture | VideoInput | Sequence[Part]"
+"""A query or a document: a text, a picture or a video; {"text", "image", "video"} with one of each,
+or a list; or parts of a message, in their order.
 """
-Part: TypeAlias = "dict[str, Any]"
-"""Of a message."""
 KINDS = ("video", "image", "text")  # in the order in which the model was shown them
 MAX_DOCUMENTS = 1 << 16
-FPS, MAX_FRAMES = 1.0, 64  # of a video, as the authors ask for
-
-EXAMPLE = "Qwen/Qwen3-VL-Reranker-2B"
+SAMPLED = {"fps": 1.0, "max_frames": 64}  # of a video, as the authors ask for
 
 # All that follows is the authors' own.
 SYSTEM = (
@@ -84,7 +82,8 @@ class Reranker:
         self._sees = checkpoint.vision is not None
         if not self._sees:
             checkpoint = _for_texts(checkpoint)
-        self._row = score_row(checkpoint.relevance, checkpoint.text_weights, checkpoint.tokenizer)
+        rows = score_rows(checkpoint.relevance, checkpoint.text_weights, checkpoint.tokenizer)
+        self._row = rows[0] - rows[1] if len(rows) > 1 else rows[0]
         self.model = Model(checkpoint, replace(chosen, parallel=1), backends, name)
         self._reader = StateReader(self.model)
 
@@ -112,7 +111,7 @@ class Reranker:
 
     @property
     def instruction(self) -> str:
-        """Return what documents are judged by, where nothing else is said."""
+        """Return what documents are judged by, where nothing else is stated."""
         return FOR_ALL if self._sees else FOR_TEXTS
 
     @property
@@ -134,11 +133,12 @@ class Reranker:
         top_n: int | None = None,
         on_error: Literal["raise", "return"] = "raise",
     ) -> Ranking:
-        """How relevant each of the documents is to the query, from 0 to 1.
+        """Score how relevant each of the documents is to the query, from 0 to 1.
 
         query, documents: texts; pictures and videos as a Path, bytes, an open file, a Pillow image,
         an array or `VideoInput`; or a mapping {"text": ..., "image": ..., "video": ...} of one or
-        more of these, each one or a list, where a string under "image" and "video" is a path.
+        more of these, each one or a list, where a string under "image" and "video" is a path; or
+        the parts of a message, as `Model.describe` takes them.
         instruction: what makes a document relevant, in words (the authors' own by default). top_n:
         length of `Ranking.results`. on_error: "raise" ends it with the first error, which names its
         place, "documents[3]"; "return" leaves such documents out of the results and gives the
@@ -147,13 +147,13 @@ class Reranker:
         """
         if on_error not in ("raise", "return"):
             refuse("on_error", on_error, "one of raise, return")
-        said = self.instruction if instruction is None else instruction
-        if not isinstance(said, str):
-            raise PromptError(f"instruction: found {type(said).__name__}, expected a text")
+        wording = self.instruction if instruction is None else instruction
+        if not isinstance(wording, str):
+            raise PromptError(f"instruction: found {type(wording).__name__}, expected a text")
         listed = _listed(documents)
         if top_n is not None:
             top_n = integer("top_n", top_n, 1, MAX_DOCUMENTS)
-        asked = self._query(query)
+        query_parts = self._query(query)
         times, failed = Times(), dict[int, str]()
         scores = np.full(len(listed), math.nan, np.float32)
         receipts = list[DocumentReceipt]()
@@ -162,7 +162,7 @@ class Reranker:
         def prompts() -> Iterator[PreparedPrompt]:
             for index, document in enumerate(listed):
                 try:
-                    messages = self._conversation(said, asked, _parts(document))
+                    messages = self._conversation(wording, query_parts, _parts(document))
                     prepared = self._reader.prepare(messages)
                 except MtmdError as error:
                     if on_error == "raise" or isinstance(error, DeviceError):
@@ -182,7 +182,7 @@ class Reranker:
         loaded = self.model.loaded
         receipt = RankingReceipt(
             self.name,
-            said,
+            wording,
             tuple(receipts),
             times.preparing,
             times.computing,
@@ -194,15 +194,16 @@ class Reranker:
         return Ranking(scores, results, failed, receipt)
 
     def _query(self, query: Content) -> list[Part]:
-        """Its parts, the pictures among them read once for all documents."""
+        """Return its parts, the pictures among them read once for all documents."""
         try:
-            parts = _parts(query)
-            for part in parts:
-                if part["type"] == "image" and self._sees:
-                    part["image"] = self.model.prompts.load_image(part["image"])
-            return parts
+            return [self._opened(part) for part in _parts(query)]
         except MtmdError as error:
             raise _named(error, "query") from error
+
+    def _opened(self, part: Part) -> Part:
+        if part.get("type") != "image" or not self._sees:
+            return part
+        return {**part, "image": self.model.prompts.load_image(part.get("image"))}
 
     def _conversation(
         self, instruction: str, query: Sequence[Part], document: Sequence[Part]
@@ -217,7 +218,7 @@ class Reranker:
         ]
         joined: list[Part] = []
         for part in parts:
-            if part["type"] == "text" and joined and joined[-1]["type"] == "text":
+            if joined and part.get("type") == joined[-1].get("type") == "text":
                 part = _part("text", joined.pop()["text"] + part["text"])
             joined.append(part)
         return [
@@ -245,15 +246,16 @@ def load_reranker(model: str | PathLike[str], *, progress: bool = False, **chose
     the checkpoint, OptionError for an option.
     """
     settings = options(LoadOptions, chosen)
-    for name in given(chosen):
-        if name not in RERANKER_OPTIONS:
+    for option in given(chosen):
+        if option not in RERANKER_OPTIONS:
             raise OptionError(
-                f"option {name!r:.60} is not one of a reranker; expected one of "
+                f"option {option!r:.60} is not one of a reranker; expected one of "
                 f"{', '.join(RERANKER_OPTIONS)}"
             )
     if is_demo(model):
         raise ModelError(
-            f"the demo model writes answers and is no reranker; expected one, such as {EXAMPLE}"
+            "the demo model writes answers and is no reranker; expected one of those that "
+            "docs/embed.md names"
         )
     with made_on_the_host():
         checkpoint, name = find_checkpoint(model, settings, progress, answers=False)
@@ -268,7 +270,7 @@ def _for_texts(checkpoint: Checkpoint) -> Checkpoint:
     if missing := [mark for mark in MARKS if not tokenizer.knows(mark)]:
         raise ModelError(
             f"{where}: found no token {missing[0]}, with which rerankers of this kind are asked; "
-            f"expected one such as {EXAMPLE}"
+            f"expected one of those in docs/embed.md"
         )
     template = ChatTemplate(TEXT_TEMPLATE, tokenizer.special_text, f"{where}: rerank")
     return replace(checkpoint, template=template)
@@ -290,6 +292,8 @@ def _parts(content: object) -> list[Part]:
     """The parts of a query or a document. Raises PromptError for what is neither."""
     if isinstance(content, str):
         return [_part("text", content)]
+    if isinstance(content, (list, tuple)) and all(isinstance(one, Mapping) for one in content):
+        return [_sampled(one) for one in content]
     if isinstance(content, Mapping):
         if unknown := [key for key in content if key not in KINDS]:
             raise PromptError(f"found {unknown[0]!r:.60}, expected 'text', 'image' or 'video'")
@@ -304,19 +308,26 @@ def _several(value: object) -> Sequence[Any]:
 
 
 def _part(kind: str, value: Any) -> Part:
-    if kind == "text" and not isinstance(value, str):
-        raise PromptError(f"text: found {type(value).__name__}, expected a text")
     if kind == "audio":
         raise PromptError("found audio, expected a text, a picture or a video")
-    if kind == "video" and not isinstance(value, VideoInput):
-        value = VideoInput(value, fps=FPS, max_frames=MAX_FRAMES)
-    return {"type": kind, kind: value}
+    return _sampled({"type": kind, kind: value})
 
 
-def _named(error: MtmdError, place: str) -> MtmdError:
-    """The error, with the place where it was found before it; as it is where the device failed."""
+def _sampled(part: Part) -> Part:
+    """A part, a video with the frames that the authors ask for, unless others are asked for.
+    Raises PromptError for a text that is none.
+    """
+    if part.get("type") == "text" and not isinstance(part.get("text"), str):
+        raise PromptError(f"text: found {type(part.get('text')).__name__}, expected a text")
+    if part.get("type") != "video" or isinstance(part.get("video"), VideoInput):
+        return part
+    return {**SAMPLED, **part} if SAMPLED.keys().isdisjoint(part) else part
+
+
+def _named(error: MtmdError, location: str) -> MtmdError:
+    """The error with its location before it; as it is where the device has failed."""
     if isinstance(error, DeviceError):
         return error
     named = copy(error)
-    named.args = (f"{place}: {error}",)
+    named.args = (f"{location}: {error}",)
     return named

@@ -1,5 +1,5 @@
-"""A dual encoder behind a server: vectors for requests of several threads, and what came of them in
-numbers.
+"""A model that gives vectors or scores behind a server: for requests of several threads, and what
+came of them in numbers.
 """
 
 from __future__ import annotations
@@ -9,32 +9,32 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from mtmd.base.errors import BusyError, DeviceError, MtmdError, PromptError
+from mtmd.base.errors import BusyError, DeviceError, MtmdError, OptionError, PromptError
 from mtmd.checkpoint.facts import CheckpointFacts
 from mtmd.clip.image.decode import Picture
 from mtmd.embedding.decoder_embedder import DecoderEmbedder
 from mtmd.embedding.embedder import Embedder
-from mtmd.embedding.receipt import Embeddings
+from mtmd.embedding.receipt import Embeddings, Ranking
+from mtmd.embedding.reranker import Content, Reranker
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.loaded.device_thread import AGAIN
 from mtmd.service.latencies import Latencies
 from mtmd.service.stats import ServiceStats
 
 
-class EmbeddingService:
+class RetrievalService:
     """Thread-safe. Batches of all requests take turns on the device. `fault`: why nothing can be
     computed any more.
     """
 
     chat_template = ""
-    sees = True
     instructions = None
     busy = False  # with what no client waits for
     failure: str | None = None
     """As of `Service`."""
 
-    def __init__(self, embedder: Embedder | DecoderEmbedder) -> None:
-        self.embedder = embedder
+    def __init__(self, model: Embedder | DecoderEmbedder | Reranker) -> None:
+        self.model = model
         self._changed, self._stats = threading.Condition(), ServiceStats(slots=1)
         self._closed = False
         self.latencies = Latencies()  # of answers, of which there are none
@@ -43,26 +43,43 @@ class EmbeddingService:
 
     @property
     def name(self) -> str:
-        return self.embedder.name
+        return self.model.name
 
     @property
-    def width(self) -> int:
-        """Numbers in a vector."""
-        return self.embedder.width
+    def embedder(self) -> Embedder | DecoderEmbedder:
+        """Return the model that gives vectors. Raises OptionError for one that gives scores."""
+        if isinstance(self.model, Reranker):
+            raise OptionError(f"{self.name} gives scores and no vectors")
+        return self.model
+
+    @property
+    def gives(self) -> str:
+        """Return "vectors" or "scores"."""
+        return "scores" if isinstance(self.model, Reranker) else "vectors"
+
+    @property
+    def sees(self) -> bool:
+        """Return whether it takes pictures."""
+        return not isinstance(self.model, Reranker) or self.model.sees
+
+    @property
+    def width(self) -> int | None:
+        """Numbers in a vector; None of a model that gives scores."""
+        return None if isinstance(self.model, Reranker) else self.model.width
 
     @property
     def context(self) -> int:
-        """Tokens that are read of a text."""
-        return self.embedder.context
+        """Tokens that are read of a text, or of a query with a document."""
+        return self.model.context
 
     @property
     def checkpoint_facts(self) -> CheckpointFacts:
         """Return what the model's files say of themselves."""
-        return self.embedder.facts
+        return self.model.facts
 
     @property
     def warmup_report(self) -> WarmupReport:
-        return self.embedder.warmup_report
+        return self.model.warmup_report
 
     def stats(self) -> ServiceStats:
         with self._changed:
@@ -89,6 +106,27 @@ class EmbeddingService:
             self._stats.image_tokens += sum(image.tokens for image in receipt.images)
             self._stats.prompt_tokens += sum(text.tokens for text in receipt.texts)
             self._stats.encode_tiles += len(receipt.images)
+            self._stats.preprocess_ms += receipt.preprocess_ms
+            self._stats.encode_ms += receipt.encode_ms
+        return made
+
+    def rank(
+        self, query: Content, documents: Sequence[Content], instruction: str | None = None
+    ) -> Ranking:
+        """Do what `Reranker.rerank` does. Raises MtmdError, OptionError for a model that gives
+        vectors.
+        """
+        if not isinstance(self.model, Reranker):
+            raise OptionError(f"{self.name} gives vectors and no scores")
+        with self._counted():
+            made = self.model.rerank(query, documents, instruction=instruction)
+        receipt = made.receipt
+        images = [image for document in receipt.documents for image in document.images]
+        with self._changed:
+            self._stats.images += len(images)
+            self._stats.image_tokens += sum(image.tokens for image in images)
+            self._stats.prompt_tokens += receipt.prompt_tokens
+            self._stats.encode_tiles += sum(not image.cached for image in images)
             self._stats.preprocess_ms += receipt.preprocess_ms
             self._stats.encode_ms += receipt.encode_ms
         return made
@@ -142,11 +180,11 @@ class EmbeddingService:
     def _check_device(self, error: Exception) -> None:
         """Some errors of a GPU are for good. Raises DeviceError where this is one."""
         try:
-            for backend in self.embedder.backends:
+            for backend in self.model.backends:
                 backend.synchronize()
         except Exception as result:
             fault = DeviceError(
-                f"the device {self.embedder.backends[0].name} has failed "
+                f"the device {self.model.backends[0].name} has failed "
                 f"({type(error).__name__}), and nothing runs on it any more; {AGAIN}"
             )
             with self._changed:

@@ -1,4 +1,4 @@
-"""A model in a process of its own, as the server uses it: a `Service`, or an `EmbeddingService`,
+"""A model in a process of its own, as the server uses it: a `Service`, or an `RetrievalService`,
 whose process is started again where it fails.
 """
 
@@ -17,7 +17,7 @@ from mtmd.base.errors import DeviceError, EngineError, MtmdError
 from mtmd.checkpoint.facts import CheckpointFacts
 from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.image.decode import Picture
-from mtmd.embedding.receipt import Embeddings
+from mtmd.embedding.receipt import Embeddings, Ranking
 from mtmd.engine_process.connection import Connection
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.loaded.device_thread import AGAIN, TICK_S, Stall, again
@@ -71,7 +71,7 @@ class EngineClient:
         self.fault: DeviceError | None = None
         """Why nothing can be answered any more."""
         self.writes = True
-        """Whether it writes answers; else it gives vectors."""
+        """Whether it writes answers; else it gives vectors or scores."""
         self.failure: str | None = None
         """Why it is being started again."""
         self._connection: Connection
@@ -92,8 +92,8 @@ class EngineClient:
     # Until it answers.
 
     def load(self, model: str | None, options: Mapping[str, Any]) -> None:
-        """Do what `mtmd.load` does, or `mtmd.load_embedder` for a dual encoder; a very small model
-        computes with one thread unless a number was asked for. Raises MtmdError.
+        """Do what `mtmd.load` does, or `load_retriever` for a model that writes none; a very small
+        model computes with one thread unless a number was asked for. Raises MtmdError.
         """
         self.writes = self._step("load", model, dict(options), _log_level())
 
@@ -152,9 +152,14 @@ class EngineClient:
         return capacity
 
     @property
-    def width(self) -> int:
-        width: int = self._facts["width"]
+    def width(self) -> int | None:
+        width: int | None = self._facts["width"]
         return width
+
+    @property
+    def gives(self) -> str:
+        gives: str = self._facts["gives"]
+        return gives
 
     @property
     def sees(self) -> bool:
@@ -245,8 +250,13 @@ class EngineClient:
         normalize: bool = True,
         whole: bool = False,
     ) -> Embeddings:
-        """Do what `EmbeddingService.embeddings` does."""
+        """Do what `RetrievalService.embeddings` does."""
         made: Embeddings = self._call("embeddings", list(pictures), list(texts), normalize, whole)
+        return made
+
+    def rank(self, query: Any, documents: Sequence[Any], instruction: str | None = None) -> Ranking:
+        """Do what `RetrievalService.rank` does."""
+        made: Ranking = self._call("rank", query, list(documents), instruction)
         return made
 
     def stats(self) -> ServiceStats:

@@ -25,9 +25,8 @@ from mtmd.base.tracebacks import traceback_text
 from mtmd.base.turns import Turns, acquire_turn, release_turn, set_owner
 from mtmd.checkpoint.facts import facts_of
 from mtmd.checkpoint.hub import is_demo, resolve_model
-from mtmd.embedding.decoder_embedder import DecoderEmbedder
-from mtmd.embedding.embedder import Embedder, load_embedder_of
-from mtmd.embedding.service import EmbeddingService
+from mtmd.embedding.load_any import RETRIEVERS, Retriever, load_retriever
+from mtmd.embedding.service import RetrievalService
 from mtmd.engine_process.link import CAN_SEND_NOW, Link, LinkClosedError
 from mtmd.engine_process.messages import (
     Abandon,
@@ -93,8 +92,8 @@ class EngineProcess:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._outbox = Outbox(link, end_by, sends_now=CAN_SEND_NOW)
-        self._model: Model | Embedder | DecoderEmbedder | None = None
-        self._service: Service | EmbeddingService | None = None
+        self._model: Model | Retriever | None = None
+        self._service: Service | RetrievalService | None = None
         self._tickets: dict[int, Ticket] = {}
         self._pending: dict[int, _Pending] = {}
         self._backends: list[Backend] = []
@@ -126,6 +125,7 @@ class EngineProcess:
             "embeddings": lambda *args: self.service.embeddings(
                 args[0], args[1], normalize=args[2], whole=args[3]
             ),
+            "rank": lambda *args: self.service.rank(*args),
         }
 
     @property
@@ -221,18 +221,18 @@ class EngineProcess:
             ticket.cancel()
 
     def _load(self, name: str | None, chosen: dict[str, Any], log_level: int) -> bool:
-        """Returns whether it writes answers; else it gives vectors."""
+        """Returns whether it writes answers; else it gives vectors or scores."""
         logging.getLogger("mtmd").setLevel(log_level)
         progress = sys.stderr.isatty()
         try:
-            model: Model | Embedder | DecoderEmbedder = load(name, progress=progress, **chosen)
-        except DualEncoderError:
+            model: Model | Retriever = load(name, progress=progress, **chosen)
+        except DualEncoderError as kind:
             assert name is not None  # the demo model is none
-            model = load_embedder_of(name, chosen, progress=progress)
+            model = load_retriever(name, kind, chosen, progress=progress)
         self._take(model, chosen)
         return isinstance(model, Model)
 
-    def _take(self, model: Model | Embedder | DecoderEmbedder, chosen: dict[str, Any]) -> None:
+    def _take(self, model: Model | Retriever, chosen: dict[str, Any]) -> None:
         if chosen.get("threads") is None and model.checkpoint.weight_bytes < ONE_THREAD_BYTES:
             ask_threads(1, "as the model is very small")
         if isinstance(model, Model):
@@ -286,15 +286,15 @@ class EngineProcess:
         return {"limits": limits, "free": {s: n for s, n in free.items() if n is not None}}
 
     def _warm_up(self) -> Any:
-        if isinstance(self.model, (Embedder, DecoderEmbedder)):
+        if isinstance(self.model, RETRIEVERS):
             return self.model.warm_up()
         return self.model.warm_up(lambda done, total: self._outbox.put(Compiled(done, total)))
 
     def _begin(self, queue: int, share_cache: bool, hang_s: float | None) -> dict[str, Any]:
         """Start the service; return what does not change of it."""
         writes = isinstance(self.model, Model)
-        if isinstance(self.model, (Embedder, DecoderEmbedder)):
-            self._service = EmbeddingService(self.model)
+        if isinstance(self.model, RETRIEVERS):
+            self._service = RetrievalService(self.model)
         else:
             service = self._service = Service(
                 self.model,
@@ -306,7 +306,7 @@ class EngineProcess:
             service.plan_ahead()
         self.service.on_fault(lambda fault: self._outbox.put(Failed(_public(fault))))
         self._ending.enter_context(shared_promptly())
-        names = ["capacity", "thinks"] if writes else ["width"]
+        names = ["capacity", "thinks"] if writes else ["width", "gives"]
         names += ["name", "context", "sees", "instructions", "chat_template"]
         return {name: getattr(self.service, name) for name in names} | {
             "checkpoint": self.service.checkpoint_facts,

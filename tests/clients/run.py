@@ -27,9 +27,9 @@ from serving import running  # noqa: E402
 from stand_in import StandIn  # noqa: E402
 
 from mtmd import Service, load, load_embedder  # noqa: E402
-from mtmd.embedding.service import EmbeddingService  # noqa: E402
+from mtmd.embedding.service import RetrievalService  # noqa: E402
 from mtmd.web.settings import ServerSettings  # noqa: E402
-from mtmd.web.small_apps.embedding_app import create_embedding_app  # noqa: E402
+from mtmd.web.small_apps.retrieval_app import create_retrieval_app  # noqa: E402
 
 COLUMNS = ("image", "stream", "structured", "tools", "n", "responses", "files", "embeddings")
 LIMIT_S = 300  # for all cells of a client
@@ -42,12 +42,12 @@ def served() -> Iterator[list[str]]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "tiny clip"
         clip(folder)
-        vectors = EmbeddingService(load_embedder(folder, threads=1))
+        vectors = RetrievalService(load_embedder(folder, threads=1))
         settings = ServerSettings(rate_limit=0)
         servers = (
             running(Service(load(threads=1, parallel=8))),
             running(StandIn()),
-            running(vectors, create_embedding_app(vectors, settings)),
+            running(vectors, create_retrieval_app(vectors, settings)),
         )
         yield [stack.enter_context(server).url for server in servers]
 

@@ -77,7 +77,8 @@ def test_every_documented_route_is_there_and_every_route_for_programs_is_documen
     rules = [
         r
         for r in client.application.url_map.iter_rules()
-        if r.endpoint.split(".")[0] in ("openai", "transcription", "files", "status", "embeddings")
+        if r.endpoint.split(".")[0]
+        in ("openai", "transcription", "files", "status", "embeddings", "rerank")
         and r.rule not in ("/openapi.json", "/docs")
     ]
     versioned = {r.rule for r in rules if r.rule.startswith("/v1/")}

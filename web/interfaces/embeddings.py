@@ -22,7 +22,7 @@ from mtmd.web.interfaces.openai_requests import ignored
 from mtmd.web.models.choice import Models
 
 if TYPE_CHECKING:
-    from mtmd.embedding.service import EmbeddingService
+    from mtmd.embedding.service import RetrievalService
 
 
 def no_vectors(models: Models, name: str | None) -> ApiError:
@@ -31,14 +31,14 @@ def no_vectors(models: Models, name: str | None) -> ApiError:
     """
     return ApiError(
         400,
-        f"{models.find(name).name!r} gives answers, not vectors; serve a dual "
-        "encoder for vectors, such as openai/clip-vit-base-patch32",
+        f"{models.find(name).name!r} gives no vectors; serve a dual encoder for them, such as "
+        "openai/clip-vit-base-patch32",
         param="model",
         code="no_embeddings",
     )
 
 
-def blueprint(answering: Answering, service: EmbeddingService | None = None) -> Blueprint:
+def blueprint(answering: Answering, service: RetrievalService | None = None) -> Blueprint:
     """`service` None: the models give no vectors."""
     routes = Blueprint("embeddings", __name__)
     models, media = answering.models, answering.media

@@ -13,6 +13,7 @@ from mtmd import __version__
 from mtmd.web.interfaces.embedding_requests import EmbeddingRequest
 from mtmd.web.interfaces.files import PURPOSES
 from mtmd.web.interfaces.openai_requests import ChatRequest, CompletionRequest
+from mtmd.web.interfaces.rerank_requests import RerankRequest, ScoreRequest
 from mtmd.web.interfaces.transcription import TranscriptionBody
 
 _ERROR = {
@@ -37,7 +38,16 @@ _ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"
 @cache
 def document() -> dict[str, Any]:
     _, schemas = models_json_schema(
-        [(kind, "validation") for kind in (ChatRequest, CompletionRequest, EmbeddingRequest)],
+        [
+            (kind, "validation")
+            for kind in (
+                ChatRequest,
+                CompletionRequest,
+                EmbeddingRequest,
+                RerankRequest,
+                ScoreRequest,
+            )
+        ],
         ref_template="#/components/schemas/{model}",
     )
     return {
@@ -80,6 +90,10 @@ def _paths() -> dict[str, Any]:
         "/v1/embeddings": {
             "post": _post("Vectors of texts and pictures, by a dual encoder", "EmbeddingRequest")
         },
+        "/v1/rerank": {"post": _post("How relevant documents are to a query", "RerankRequest")},
+        "/v2/rerank": {"post": _post("The same, by another address", "RerankRequest")},
+        "/v1/reranking": {"post": _post("The same, as in llama.cpp's server", "RerankRequest")},
+        "/v1/score": {"post": _post("Scores of pairs, in vLLM's form", "ScoreRequest")},
         "/v1/audio/transcriptions": {"post": _speech("What is said in an audio file")},
         "/v1/audio/translations": {"post": _speech("The same, translated")},
         "/v1/models": {"get": _operation("The model")},

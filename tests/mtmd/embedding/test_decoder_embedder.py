@@ -18,7 +18,7 @@ from mtmd.base.errors import DualEncoderError, ModelError, OptionError
 from mtmd.checkpoint.pooling import POOLING
 from mtmd.embedding.decoder_embedder import INSTRUCTION, DecoderEmbedder, conversation
 from mtmd.embedding.embedder import load_embedder
-from mtmd.embedding.service import EmbeddingService
+from mtmd.embedding.service import RetrievalService
 
 TEXTS = ["Describe a red circle", "blue square"]
 PICTURES = [picture(0, 70, 50), picture(1, 33, 91)]
@@ -85,7 +85,7 @@ def test_the_command_line(oracle: Oracle, mtmd: Any, tmp_path: Path) -> None:
 
 
 def test_behind_the_server(model: DecoderEmbedder) -> None:
-    service = EmbeddingService(model)
+    service = RetrievalService(model)
     made = service.embeddings([], TEXTS, whole=True)
     np.testing.assert_allclose(made.vectors, model.embed(texts=TEXTS), atol=1e-6)
     assert service.width == 64 and service.checkpoint_facts.architecture == "qwen3_vl"

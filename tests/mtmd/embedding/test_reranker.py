@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,19 @@ import numpy as np
 import pytest
 import rerankers
 from common import Oracle, picture
+from PIL import Image
 from safetensors.torch import load_file, save_file
+from serving import data_url, image_part, png
 
 from mtmd import load
 from mtmd.base.errors import ContextError, DualEncoderError, ImageError, ModelError, PromptError
 from mtmd.checkpoint.relevance import LOGIT_SCORE
+from mtmd.convert.convert import convert
 from mtmd.embedding.reranker import Reranker, load_reranker
+from mtmd.embedding.service import RetrievalService
+from mtmd.kernels.checkpoint.open_weights import GgufFile
+from mtmd.web.settings import ServerSettings
+from mtmd.web.small_apps.retrieval_app import create_retrieval_app
 
 TEXT = [{"type": "text", "text": "a red circle"}]
 SEEN = {"type": "image"}
@@ -203,3 +211,113 @@ def test_what_is_refused(
     (other / LOGIT_SCORE).write_text('{"true_token_id": 5, "false_token_id": null}')
     with pytest.raises(ModelError, match=r"score is read by the tokens .5, None."):
         load_reranker(other)
+
+
+def test_the_command_line(
+    oracle: Oracle, model: Reranker, mtmd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.fromarray(PICTURES[0]).save(tmp_path / "shown.png")
+    (tmp_path / "said.txt").write_text("a blue square")
+    arguments = ("-m", str(oracle.folder), "--dtype", "fp32")
+    made = mtmd("rerank", "a circle", str(tmp_path), "--text", "a", *arguments, "--json")
+    assert made.code == 0, made.err
+    shown = json.loads(made.out)
+    expected = model.rerank("a circle", ["a blue square", {"image": PICTURES[0]}, "a"])
+    scores = {Path(one["document"]).name: one["score"] for one in shown["results"]}
+    assert np.allclose(
+        [scores[name] for name in ("said.txt", "shown.png", "a")], expected.scores, atol=1e-6
+    )
+    ranked = [one["score"] for one in shown["results"]]
+    assert ranked == sorted(ranked, reverse=True)
+    missing = str(tmp_path / "missing.txt")
+    query = ("rerank", "--query-image", str(tmp_path / "shown.png"), missing)
+    lines = io.TextIOWrapper(io.BytesIO(b"a square\n\na circle\n"))
+    monkeypatch.setattr("sys.stdin", lines)
+    made = mtmd(*query, "-", "--top", "1", *arguments)
+    assert made.code == 1 and f"{missing}: cannot be read" in made.err
+    assert len(made.out.splitlines()) == 1 and "2 documents of" in made.err
+    for wrong, reason in (
+        ((), "found no query"),
+        (("a",), "found no document to rank"),
+        (("a", missing), "cannot be read"),
+        (("a", "--text", "b", "--top", "0"), "--top"),
+    ):
+        made = mtmd("rerank", *wrong, *arguments)
+        assert made.code == 2 and reason in made.err
+
+
+def test_behind_the_server(model: Reranker) -> None:
+    service = RetrievalService(model)
+    client = create_retrieval_app(service, ServerSettings()).test_client()
+    shown = png(20, 10)
+    documents = ["a", {"image": data_url(shown)}, {"text": "b", "image": data_url(shown)}]
+    body = {"query": "a red circle", "documents": documents, "colour": 1}
+    made = client.post("/v1/rerank", json=body).get_json()
+    mixed = [documents[0], {"image": shown}, {"text": "b", "image": shown}]
+    expected = model.rerank("a red circle", mixed).scores
+    found = {one["index"]: one["relevance_score"] for one in made["results"]}
+    assert np.allclose([found[i] for i in range(3)], expected, atol=1e-6)
+    assert made["results"][0]["relevance_score"] == max(found.values())
+    texts = {one["index"]: one["document"]["text"] for one in made["results"]}
+    assert texts == {0: "a", 1: None, 2: "b"} and made["usage"]["prompt_tokens"] > 300
+    assert "ignored: colour" in made["usage"]["mtmd_receipt"]["warnings"][-1]
+    parts = {"content": [{"type": "text", "text": "b"}, image_part(data_url(shown))]}
+    more = {"top_n": 1, "return_documents": False, "instruction": "Find it."}
+    body = {"query": {"text": "a red circle"}, "documents": [parts], **more}
+    (one,) = client.post("/rerank", json=body).get_json()["results"]
+    said = model.rerank("a red circle", mixed[2:], instruction="Find it.").scores[0]
+    assert "document" not in one and abs(one["relevance_score"] - said) < 1e-6
+    tei = client.post("/rerank", json={"query": "a", "texts": ["a", "b"], "return_text": True})
+    assert {row["text"] for row in tei.get_json()} == {"a", "b"}
+    pairs = client.post("/v1/score", json={"text_1": "a red circle", "text_2": ["a", "b"]})
+    scores = [row["score"] for row in pairs.get_json()["data"]]
+    assert np.allclose(scores, model.rerank("a red circle", ["a", "b"]).scores, atol=1e-6)
+    assert service.gives == "scores" and service.stats().prompt_tokens > 500
+
+
+@pytest.mark.parametrize(
+    "body, param",
+    [
+        ({"query": "a"}, "documents"),
+        ({"documents": ["a"]}, "query"),
+        ({"query": "a", "documents": []}, "documents"),
+        ({"query": "a", "documents": ["a", {}]}, "documents[1]"),
+        ({"query": "a", "documents": ["a", 5]}, "documents[1]"),
+        ({"query": "a", "documents": ["a", {"image": "no base64!"}]}, "documents[1].image"),
+        ({"query": {"image": data_url(b"no picture")}, "documents": ["a"]}, "query.image"),
+        ({"query": "a", "documents": ["a"], "top_n": -1}, "top_n"),
+        ({"query": "a", "documents": ["a"], "truncate_prompt_tokens": 9}, "truncate_prompt_tokens"),
+        ({"query": "a", "documents": ["a", "red " * 5000]}, None),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else str(value),
+)
+def test_requests_that_are_refused(model: Reranker, body: dict[str, Any], param: str) -> None:
+    app = create_retrieval_app(RetrievalService(model), ServerSettings())
+    result = app.test_client().post("/v1/rerank", json=body)
+    error = result.get_json()["error"]
+    assert result.status_code == 400 and error["param"] == param, error
+    assert param is not None or "documents[1]: the prompt takes" in error["message"]
+
+
+def test_other_routes_say_what_this_model_gives(model: Reranker) -> None:
+    client = create_retrieval_app(RetrievalService(model), ServerSettings()).test_client()
+    result = client.post("/v1/chat/completions", json={"messages": []})
+    assert "gives scores (POST /v1/rerank)" in result.get_json()["error"]["message"]
+    result = client.post("/v1/embeddings", json={"input": "a"})
+    assert result.get_json()["error"]["code"] == "no_embeddings"
+    assert "reranker" in client.get("/").text
+    assert client.get("/v1/models").get_json()["data"][0]["mtmd"]["gives"] == "scores"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_converted_reranker_scores_as_before(tied: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "tiny-reranker"
+    rerankers.of_texts(folder, tied=tied)
+    convert(folder, tmp_path / "made.gguf", to="F32")
+    file = GgufFile(tmp_path / "made.gguf")
+    assert file.metadata["qwen3.pooling_type"] == 4 and "output.weight" not in file.names()
+    assert file.metadata["qwen3.classifier.output_labels"] == ["yes", "no"]
+    asked = "a circle", ["a red circle", "a square"]
+    before = load_reranker(folder, dtype="fp32").rerank(*asked)
+    after = load_reranker(tmp_path / "made.gguf", dtype="fp32").rerank(*asked)
+    assert np.abs(before.scores - after.scores).max() < 1e-6

@@ -18,9 +18,9 @@ from serving import client_for, data_url, image_part, noise, png, running, user
 
 from mtmd import BusyError, DeviceError
 from mtmd.embedding.embedder import load_embedder
-from mtmd.embedding.service import EmbeddingService
+from mtmd.embedding.service import RetrievalService
 from mtmd.web.settings import MediaBudget, ServerSettings
-from mtmd.web.small_apps.embedding_app import OLLAMAS, WRITES, create_embedding_app
+from mtmd.web.small_apps.retrieval_app import OLLAMAS, WRITES, create_retrieval_app
 
 RED, BLUE = png(20, 10), png(30, 30, "blue")
 
@@ -34,8 +34,8 @@ def embedder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sdk(embedder):
-    service = EmbeddingService(embedder)
-    app = create_embedding_app(service, ServerSettings(aliases=("vectors",)))
+    service = RetrievalService(embedder)
+    app = create_retrieval_app(service, ServerSettings(aliases=("vectors",)))
     with (
         running(SimpleNamespace(close=lambda: None), app) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client,
@@ -49,8 +49,8 @@ def client(embedder):
 
 
 def small_client(embedder, **settings):
-    return create_embedding_app(
-        EmbeddingService(embedder), ServerSettings(**settings)
+    return create_retrieval_app(
+        RetrievalService(embedder), ServerSettings(**settings)
     ).test_client()
 
 
@@ -224,7 +224,7 @@ def test_what_a_dual_encoder_tells_of_itself(embedder):
 
 
 def test_facts_of_a_dual_encoder(embedder):
-    result = EmbeddingService(embedder).checkpoint_facts
+    result = RetrievalService(embedder).checkpoint_facts
     stored = 4 * result.parameters
     assert stored == embedder.checkpoint.weight_bytes and result.parameters > 1000
     assert (result.format, result.architecture, result.width) == ("safetensors", "clip", 24)
@@ -232,7 +232,7 @@ def test_facts_of_a_dual_encoder(embedder):
 
 
 def test_threads_share_a_dual_encoder(embedder):
-    service = EmbeddingService(embedder)
+    service = RetrievalService(embedder)
     texts = ["a red circle", "two dogs", "a cat", "the fox"]
     with ThreadPoolExecutor(4) as pool:
         made = list(pool.map(lambda text: service.embeddings([], [text]).vectors[0], texts * 3))
@@ -250,7 +250,7 @@ def test_threads_share_a_dual_encoder(embedder):
 
 
 def test_a_device_that_fails_is_told(embedder, monkeypatch):
-    service, reported = EmbeddingService(embedder), []
+    service, reported = RetrievalService(embedder), []
     service.on_fault(reported.append)
 
     def fails(*_, **__):

@@ -114,7 +114,7 @@ def test_the_official_client_lists_and_shows_the_model(service):
 
 
 def test_the_official_client_hears_that_there_are_no_vectors(sdk, client):
-    reported = "'fake' gives answers, not vectors; serve a dual encoder"
+    reported = "'fake' gives no vectors; serve a dual encoder"
     with pytest.raises(ollama.ResponseError, match=reported) as new:
         sdk.embed("fake:latest", ["a", "b"], dimensions=8)
     with pytest.raises(ollama.ResponseError, match=reported) as old:

@@ -1,5 +1,5 @@
-"""The server of a dual encoder: vectors of texts and pictures, and a clear no to whatever wants
-answers.
+"""The server of a model that gives vectors of texts and pictures, or scores of documents, and a
+clear no to whatever wants answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mtmd.web.intake.fetch_media import Fetcher
 from mtmd.web.intake.gate import Body, GatedFlask, takes
 from mtmd.web.intake.media import Media
 from mtmd.web.intake.uploads import Uploads
-from mtmd.web.interfaces import embeddings, files
+from mtmd.web.interfaces import embeddings, files, rerank
 from mtmd.web.interfaces.without_v1 import add_routes_without_v1
 from mtmd.web.models.choice import OneModel, state_of
 from mtmd.web.served_model import ServedModel
@@ -27,7 +27,7 @@ from mtmd.web.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from mtmd import Service
-    from mtmd.embedding.service import EmbeddingService
+    from mtmd.embedding.service import RetrievalService
 
 WRITES = (
     "/v1/chat/completions",
@@ -43,8 +43,8 @@ WRITES = (
 OLLAMAS = ("/api/embed", "/api/embeddings")
 
 
-def create_embedding_app(
-    service: EmbeddingService, settings: ServerSettings, warmup: WarmupReport | None = None
+def create_retrieval_app(
+    service: RetrievalService, settings: ServerSettings, warmup: WarmupReport | None = None
 ) -> GatedFlask:
     """`warmup`: the report to show, None for one that is made without a run."""
     seen = cast("Service", service)  # as far as model, status and metrics ask
@@ -58,18 +58,23 @@ def create_embedding_app(
     fetcher = Fetcher() if settings.allow_remote_media else None
     media = Media(budget, uploads, fetcher, settings.media_path)
     answering = Answering(models, media, settings.unknown_fields)
-    app.register_blueprint(embeddings.blueprint(answering, service))
+    vectors = service.gives == "vectors"
+    app.register_blueprint(embeddings.blueprint(answering, service if vectors else None))
+    app.register_blueprint(rerank.blueprint(answering, None if vectors else service))
     app.register_blueprint(files.blueprint(uploads, budget))
     app.register_blueprint(status.blueprint(models, settings, counters))
     _model_routes(app, service, model)
-    _refusals(app, model)
+    _refusals(app, model, service.gives)
     add_routes_without_v1(app)
     return app
 
 
-def _model_routes(app: GatedFlask, service: EmbeddingService, model: ServedModel) -> None:
+def _model_routes(app: GatedFlask, service: RetrievalService, model: ServedModel) -> None:
     def described(name: str) -> dict[str, Any]:
-        own = {"context": model.context, "vision": True, "embedding_width": service.width}
+        own: dict[str, Any] = {"context": model.context, "vision": model.sees}
+        own |= {"gives": service.gives}
+        if service.width is not None:
+            own["embedding_width"] = service.width
         return {
             "id": name,
             "object": "model",
@@ -106,6 +111,16 @@ def _model_routes(app: GatedFlask, service: EmbeddingService, model: ServedModel
     @takes(Body.NOTHING)
     @without_key
     def page() -> str:
+        if service.gives == "scores":
+            return notice(
+                "This server gives scores",
+                (
+                    f"{model.name} is a reranker: it says how relevant documents are to a query. "
+                    "It gives no answers, so there is no chat.",
+                    'POST /v1/rerank takes {"query": "a text", "documents": ["a text", {"image": '
+                    '"data:image/png;base64,..."}]}; docs/api.md says more.',
+                ),
+            )
         return notice(
             "This server gives vectors",
             (
@@ -118,14 +133,16 @@ def _model_routes(app: GatedFlask, service: EmbeddingService, model: ServedModel
         )
 
 
-def _refusals(app: GatedFlask, model: ServedModel) -> None:
+def _refusals(app: GatedFlask, model: ServedModel, gives: str) -> None:
+    route = "/v1/embeddings" if gives == "vectors" else "/v1/rerank"
+
     @takes(Body.JSON_WITH_PICTURES)
     def refuse() -> Response:
         return in_its_form(
             ApiError(
                 400,
-                f"{model.name!r} gives vectors (POST /v1/embeddings), not "
-                "answers; serve a model that answers",
+                f"{model.name!r} gives {gives} (POST {route}), not answers; serve a model that "
+                "answers",
                 param="model",
                 code="no_answers",
             )
@@ -136,8 +153,8 @@ def _refusals(app: GatedFlask, model: ServedModel) -> None:
         return in_its_form(
             ApiError(
                 400,
-                f"{model.name!r} gives vectors at POST /v1/embeddings, in OpenAI's form, for texts "
-                "and pictures; Ollama's form is not supported",
+                f"{model.name!r} gives {gives} at POST {route}, for texts and pictures; Ollama's "
+                "form is not supported",
                 code="no_ollama_embeddings",
             )
         )
