@@ -99,9 +99,9 @@ def run(args: argparse.Namespace) -> int:
         shown: dict[str, Any] = {"query": args.query_image or query, "results": ranked}
         print(json.dumps(shown | {"failed": failed, "receipt": result.receipt.asdict()}))
     else:
-        for place, one in enumerate(ranked, 1):
+        for rank, one in enumerate(ranked, 1):
             shown_name = one_line(str(one["document"]), 200)
-            print(for_terminal(f"{place:4}  {one['score']:.4f}  {shown_name}"))
+            print(for_terminal(f"{rank:4}  {one['score']:.4f}  {shown_name}"))
     if not (args.json or args.quiet):
         print(for_terminal(str(result.receipt)), file=sys.stderr)
     return 1 if failed else 0

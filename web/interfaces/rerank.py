@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 RERANK = ("/v1/rerank", "/v2/rerank", "/v1/reranking")
 SCORE = "/v1/score"
-_PLACE = re.compile(r"(query|documents\[(\d+)\]): ")
+_LOCATION = re.compile(r"(query|documents\[(\d+)\]): ")
 
 
 def no_scores(models: Models, name: str | None) -> ApiError:
@@ -172,9 +172,9 @@ def _located(name: str) -> Iterator[None]:
     except ContextError:  # which has a form of its own
         raise
     except PromptError as error:
-        place = _PLACE.match(str(error))
-        if place is None:
+        match = _LOCATION.match(str(error))
+        if match is None:
             raise
-        where = place[1] if place[2] is None else f"{name}[{place[2]}]"
-        message = f"{where}: {str(error)[place.end() :]}"
+        where = match[1] if match[2] is None else f"{name}[{match[2]}]"
+        message = f"{where}: {str(error)[match.end() :]}"
         raise ApiError(400, message, param=where) from error

@@ -116,7 +116,7 @@ def pieces_of(content: str | Mixed | Parts, location: str) -> list[Piece]:
 
 
 class Judged(Request):
-    """What both requests have in common. `instruction`: what makes a document relevant."""
+    """Request for scores. `instruction`: what makes a document relevant."""
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
         "truncate_prompt_tokens": (),
