@@ -52,7 +52,8 @@ class CheckpointFacts:
     `width`: of the decoder, of vectors where there is none. `weight_type`: BF16, Q4_K_M; of several
     types the one that holds most of the parameters, where the file has no name for the mixture.
     `sampling`: how the files recommend to choose tokens. `adapters` that answers may choose.
-    `tasks`: prompts of the model's authors, by task.
+    `tasks`: prompts of the model's authors, by task. `video_sound`: it hears videos with their
+    frames.
     """
 
     format: str
@@ -63,6 +64,7 @@ class CheckpointFacts:
     sampling: ModelSampling = NOTHING_RECOMMENDED
     adapters: tuple[ServedAdapter, ...] = ()
     tasks: Mapping[str, str] = field(default_factory=dict)
+    video_sound: bool = False
 
 
 def facts_of(checkpoint: Checkpoint) -> CheckpointFacts:
@@ -77,8 +79,13 @@ def facts_of(checkpoint: Checkpoint) -> CheckpointFacts:
     adapters = tuple(
         ServedAdapter(one.name, one.path.name, one.scale) for one in checkpoint.chosen_adapters
     )
+    video = checkpoint.vision.video if checkpoint.vision else None
     return replace(
-        facts, sampling=checkpoint.sampling, adapters=adapters, tasks=tasks_of(checkpoint.vision)
+        facts,
+        sampling=checkpoint.sampling,
+        adapters=adapters,
+        tasks=tasks_of(checkpoint.vision),
+        video_sound=checkpoint.audio is not None and video is not None and video.sound is not None,
     )
 
 

@@ -117,6 +117,7 @@ class Chat:
         continues: str | None = None,
         since: str | None = None,
         side: int | None = None,
+        no_sound: bool | None = None,
     ) -> Message:
         """An answer to the branch that ends in `parent`; it begins with the text of the answer
         `continues`. Of the branch the model sees what stands from `since` on. Raises ApiError where
@@ -139,7 +140,7 @@ class Chat:
             def begin(served: ServedModel) -> Ticket:
                 path = _seen(branch(self._with(conversation, parent), parent), since)
                 pixels.enter_context(self.budget.stored(checked_pixels(path, self.budget)))
-                messages = model_messages(path, system, self.pictures)
+                messages = model_messages(path, system, self.pictures, bool(no_sound))
                 if begun:
                     messages.append(assistant_message(begun))
                 chosen = served.options(options, options.get("detail") or "auto")
@@ -161,7 +162,10 @@ class Chat:
                     "assistant",
                     begun,
                     state=RUNNING,
-                    options=options | _reported(system=system, since=since, model=model, side=side),
+                    options=options
+                    | _reported(
+                        system=system, since=since, model=model, side=side, no_sound=no_sound
+                    ),
                 )
             except BaseException:
                 ticket.cancel()
@@ -209,6 +213,7 @@ class Chat:
         detail: str,
         model: str | None = None,
         since: str | None = None,
+        no_sound: bool | None = None,
     ) -> TokenCount | None:
         """Return what the branch would take with this message added to it; None where the model is
         not in memory, as nothing is loaded for it.
@@ -234,7 +239,7 @@ class Chat:
         )
         path.append(draft)
         with self.budget.stored(checked_pixels(path, self.budget)):
-            messages = model_messages(path, system, self.pictures)
+            messages = model_messages(path, system, self.pictures, bool(no_sound))
             return served.service.count(messages, detail, tenant=owner())
 
     def shown_messages(

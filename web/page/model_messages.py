@@ -13,17 +13,18 @@ from mtmd.web.store.conversation import Message, StoredImage
 
 
 def model_messages(
-    branch: Sequence[Message], system: str, pictures: PictureCache
+    branch: Sequence[Message], system: str, pictures: PictureCache, no_sound: bool = False
 ) -> list[dict[str, Any]]:
     """Turns alternate: several messages in a row, for want of an answer, are one turn. The pixels
-    of its pictures are held by the caller, as `checked_pixels` counts them.
+    of its pictures are held by the caller, as `checked_pixels` counts them. `no_sound`: videos are
+    seen, and not heard.
     """
     every = [image for message in branch for image in message.images]
     videos, audio = (sum(getattr(i, kind) for i in every) for kind in ("is_video", "is_audio"))
     turns: list[tuple[str, list[dict[str, Any]], list[str]]] = []
     for message in branch:
         parts: list[dict[str, Any]] = [
-            _video(image, pictures, videos)
+            _video(image, pictures, videos, no_sound)
             if image.is_video
             else {"type": "audio", "audio": pictures.recording(image, audio)}
             if image.is_audio
@@ -73,8 +74,10 @@ def checked_pixels(branch: Sequence[Message], budget: PictureBudget) -> int:
     return pixels + videos * limits.video_pixels + audio * limits.audio_pixels
 
 
-def _video(video: StoredImage, pictures: PictureCache, videos: int) -> dict[str, Any]:
-    part = {"start": video.start, "end": video.end}
+def _video(
+    video: StoredImage, pictures: PictureCache, videos: int, no_sound: bool
+) -> dict[str, Any]:
+    part = {"start": video.start, "end": video.end} | ({"no_sound": True} if no_sound else {})
     return {"type": "video", "video": pictures.footage(video, videos), **part}
 
 

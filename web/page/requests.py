@@ -20,7 +20,8 @@ class _Strict(BaseModel):
 class Options(_Strict):
     """Does what `AnswerOptions` does, which checks the ranges; None leaves the choice to the
     server. `think` "auto" is what the model does by itself, also where a preset says otherwise.
-    `model`: of several. `since`: the first message that the model is to see.
+    `model`: of several. `since`: the first message that the model is to see. `no_sound`: it sees
+    videos, and does not hear them.
     """
 
     model: Annotated[str, Field(max_length=512)] | None = None
@@ -36,10 +37,11 @@ class Options(_Strict):
     think: Literal["auto", "on", "off"] | Effort | None = None
     think_budget: int | None = None
     adapter: Annotated[str, Field(max_length=80)] | None = None
+    no_sound: bool | None = None
     since: Id | None = None
 
     def chosen(self) -> dict[str, Any]:
-        values = self.model_dump(exclude={"model", "system", "since"})
+        values = self.model_dump(exclude={"model", "system", "since", "no_sound"})
         if self.adapter == "":  # none, also where a preset says otherwise
             values["adapter"] = ()
         return {name: value for name, value in values.items() if value is not None}

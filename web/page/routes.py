@@ -123,6 +123,7 @@ def _page_routes(routes: Blueprint, chat: Chat) -> None:
             "image_bytes": chat.budget.limits.bytes,
             "video": model.sees and can_read_videos(),
             "audio": model.hears,
+            "video_sound": facts is not None and facts.video_sound,
         }
 
 
@@ -267,6 +268,7 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
                     continues=new.continues,
                     side=new.side,
                     since=new.options.since,
+                    no_sound=new.options.no_sound,
                 )
             )
         )
@@ -288,6 +290,7 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
             detail=draft.options.detail or "auto",
             model=draft.options.model,
             since=draft.options.since,
+            no_sound=draft.options.no_sound,
         )
         if count is None:
             return jsonify(in_memory=False)

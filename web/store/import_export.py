@@ -65,6 +65,7 @@ class _Options(_Strict):
     repetition_penalty: float | None = None
     seed: Whole | None = None
     detail: Short | None = None
+    no_sound: bool | None = None
 
 
 class _Message(_Strict):

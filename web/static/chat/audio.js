@@ -3,6 +3,7 @@
 import { $, announce, el, toast } from "../shared/dom.js";
 import { pictureUrl, imagePath } from "../shared/server.js";
 import { clock } from "./video.js";
+import { waveForm } from "./wave.js";
 
 const RATE = 16000; // samples a second of a recording, as models take them
 const LONGEST_S = 600;
@@ -14,7 +15,7 @@ export function audioPlayer(image) {
   const name = image.name || "Audio";
   const player = el("audio", { controls: true, preload: "metadata", "aria-label": `${name}, ${clock(image.seconds ?? 0)}` });
   pictureUrl(imagePath(image.sha256)).then((url) => { player.src = url; }, () => toast(`${name} is not here any more.`));
-  return el("figure", { class: "audio" }, el("figcaption", { class: "soft", dir: "auto" }, name), player);
+  return el("figure", { class: "audio" }, el("figcaption", { class: "soft", dir: "auto" }, name), waveForm(player, image), player);
 }
 
 /** `done(blob, name)` gets what was recorded, once it is stopped. */

@@ -410,10 +410,10 @@ export class Composer {
 
   /** Tokens of the draft behind what stands before it; of that the model sees what stands from `since` on. Without numbers where the model is not `in_memory`. */
   count({ conversation, parent, since }, signal) {
-    const { system, detail, model } = options();
+    const { system, detail, model, no_sound } = options();
     const images = this.attached.filter((one) => one.image).map((one) => asSent({ ...one.image, name: one.name }));
     return post("/api/count", { conversation, parent, text: $("prompt").value, images,
-      options: { ...(model ? { model } : {}), ...(system ? { system } : {}), ...(detail ? { detail } : {}), ...(since ? { since } : {}) } }, { signal });
+      options: { ...(model ? { model } : {}), ...(system ? { system } : {}), ...(detail ? { detail } : {}), ...(no_sound ? { no_sound } : {}), ...(since ? { since } : {}) } }, { signal });
   }
 
   #showCount({ prompt_tokens: tokens, context }, parent) {

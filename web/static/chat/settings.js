@@ -4,9 +4,10 @@ import { $, el } from "../shared/dom.js";
 import { forgetKey } from "../shared/server.js";
 
 const KEY = "mtmd.settings";
-const PLAIN = { system: "", detail: "auto", max_tokens: null, temperature: 0, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, seed: null, think: "auto", think_budget: null, adapter: "" };
+const PLAIN = { system: "", detail: "auto", max_tokens: null, temperature: 0, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, seed: null, think: "auto", think_budget: null, adapter: "", no_sound: false };
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"];
 const TEXTS = ["system", "detail", "think", "adapter"];
+const FLAGS = ["no_sound"];
 const AGAIN_TEMPERATURE = 0.7;
 let defaults = PLAIN;
 let chosen = {};
@@ -41,6 +42,7 @@ export function settingsFor(about) {
   if (!adapters.includes(defaults.adapter)) defaults.adapter = "";
   $("settings-source").textContent = source(about, preset);
   $("thinking-settings").hidden = about.thinks === false;
+  $("sound-settings").hidden = !about.video_sound;
   model = about.many ? about.model : null;
   key = model ? `${KEY}.${model}` : KEY;
   $("settings-model").textContent = model ?? "";
@@ -81,7 +83,7 @@ function source(about, preset) {
 
 /** What an answer was made with is how the next ones are. */
 export function adopt(given) {
-  for (const name of ["system", "detail", "temperature", "seed", "top_p", "top_k", "min_p", "repetition_penalty", "think", "think_budget", "adapter"]) {
+  for (const name of ["system", "detail", "temperature", "seed", "top_p", "top_k", "min_p", "repetition_penalty", "think", "think_budget", "adapter", "no_sound"]) {
     const value = given[name] ?? (name === "system" ? "" : defaults[name]);
     if (value === defaults[name]) delete chosen[name];
     else chosen[name] = value;
@@ -125,7 +127,7 @@ function keep(form) {
   chosen = {};
   for (const [name, usual] of Object.entries(defaults)) {
     const text = form.elements[name].value;
-    const value = TEXTS.includes(name) ? text : text === "" ? usual : Number(text);
+    const value = TEXTS.includes(name) ? text : FLAGS.includes(name) ? text === "true" : text === "" ? usual : Number(text);
     if (value !== usual) chosen[name] = value;
   }
   localStorage.setItem(key, JSON.stringify(chosen));

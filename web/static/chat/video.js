@@ -3,6 +3,7 @@
 import { $, announce, el, icon } from "../shared/dom.js";
 import { pixels } from "../shared/format.js";
 import { imagePath, pictureUrl, show, smallPath } from "../shared/server.js";
+import { waveForm } from "./wave.js";
 
 // 1:05, 1:02:05, 12 s, 3.5 seconds
 const TIMES = /\b(?:(\d{1,2}):)?(\d{1,2}):(\d{2})\b|\b(\d{1,5}(?:\.\d{1,3})?) ?(?:seconds|second|secs|sec|s)\b/g;
@@ -44,6 +45,8 @@ export function openVideo(image, { at = image.start ?? 0, trimmed = null, play =
   $("video-mute").hidden = true;
   const player = $("video-player");
   player.hidden = false;
+  $("video-wave").replaceChildren(...(isVideo(image) ? [] : [waveForm(player, image)]));
+  if (!isVideo(image)) player.muted = false;
   if (!$("video").open) $("video").showModal();
   jump(player, image, at, play);
 }

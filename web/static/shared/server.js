@@ -140,6 +140,9 @@ export async function pictureUrl(path) {
   }
 }
 
+/** The bytes of a file that the server keeps. */
+export const bytesOf = (path) => call(path).then((response) => response.arrayBuffer());
+
 export const imagePath = (sha256) => `/api/images/${sha256}`;
 export const smallPath = (sha256) => `/api/images/${sha256}/small`;
 
