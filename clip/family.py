@@ -48,6 +48,7 @@ FAMILIES = (
     Entry("mtmd.clip.families.idefics3", ("idefics3", "smolvlm"), ("idefics3",)),
     Entry("mtmd.clip.families.llava.vision", ("llava", "llava_next", "vipllava"), ("mlp",)),
     Entry("mtmd.clip.families.llava.video", ("llava_next_video", "video_llava")),
+    Entry("mtmd.clip.families.llava.granite4", ("granite4_vision",), ("granite4_vision",)),
     Entry("mtmd.clip.families.llava.onevision", ("llava_onevision",)),
     Entry(
         "mtmd.clip.families.qwen3_vl",

@@ -38,6 +38,26 @@ def image_features(inputs: TextInputs, part: int, width: int) -> Node:
     return ops.columns(rows, start=part * width, stop=(part + 1) * width, name=f"image_part.{part}")
 
 
+def deepstack(x: Node, part: int, at: str, inputs: TextInputs) -> Node:
+    """Return x with what the rows of pictures hold for a layer of their own, behind their
+    embeddings, added where pictures are (arXiv:2406.04334).
+
+    x [T, D], image rows [M, D times their parts] -> [T, D]
+    """
+    if not inputs.images or inputs.image_width < (part + 1) * x.shape[1]:
+        return x
+    features, places = image_features(inputs, part, x.shape[1]), inputs.image_at()
+    if inputs.images < inputs.tokens:
+        return ops.add_rows(x, features, places, name=f"{at}.deepstack")
+    # One row may be there several times, to fill up (`make_batch`): it is put so often, not added.
+    rows = ops.add(
+        ops.take_rows(x, places, name=f"{at}.deepstack.images"),
+        features,
+        name=f"{at}.deepstack.sum",
+    )
+    return ops.place_rows(x, rows, places, name=f"{at}.deepstack")
+
+
 def cache_keys_values(k: Node, v: Node | None, layer: int, inputs: TextInputs) -> KeysValues:
     """k, v [T, G, K] written to the layer's cache -> all keys and values of the batch's sequences,
     [1, S, G, K] each. Without v keys are the values, too.

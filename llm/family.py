@@ -56,6 +56,7 @@ FAMILIES = (
             "mistral",
             "ministral3",
             "granite",
+            "granite4_vision_text",
             "llava_text",
             "janus_text",
             "deepseek_vl_text",

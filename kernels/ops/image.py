@@ -265,7 +265,9 @@ def windows(x: Tensor, *, grid: tuple[int, int], size: int) -> Tensor:
     x [B, P, C], P = rows * columns -> [B * N, size * size, C], N squares line by line
     """
     rows, columns = grid
-    cells = F.pad(x.unflatten(1, grid), (0, 0, 0, -columns % size, 0, -rows % size))
+    cells = x.unflatten(1, grid)
+    if rows % size or columns % size:
+        cells = F.pad(cells, (0, 0, 0, -columns % size, 0, -rows % size))
     squares: Tensor = cells.unflatten(2, (-1, size)).unflatten(1, (-1, size))
     squares = squares.permute(0, 1, 3, 2, 4, 5)
     return squares.clone(memory_format=torch.contiguous_format).view(-1, size * size, x.shape[2])
@@ -291,7 +293,9 @@ def from_windows(x: Tensor, *, grid: tuple[int, int], size: int) -> Tensor:
     down, across = -(-rows // size), -(-columns // size)
     squares = x.unflatten(1, (size, size)).unflatten(0, (-1, down, across))
     squares = squares.permute(0, 1, 3, 2, 4, 5)
-    cells: Tensor = squares.flatten(3, 4).flatten(1, 2)[:, :rows, :columns]
+    cells: Tensor = squares.flatten(3, 4).flatten(1, 2)
+    if rows % size or columns % size:  # a slice of all is an alias, which is not recorded
+        cells = cells[:, :rows, :columns]
     return cells.clone(memory_format=torch.contiguous_format).view(-1, rows * columns, x.shape[2])
 
 

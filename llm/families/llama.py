@@ -1,5 +1,6 @@
 """Llama (arXiv:2407.21783), Mistral (arXiv:2310.06825) and Granite: RoPE, grouped heads, RMS norms
-before, SwiGLU, in Mistral perhaps a window, in Granite four multipliers.
+before, SwiGLU, in Mistral perhaps a window, in Granite four multipliers, in Granite 4 Vision
+features of pictures before several layers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from mtmd.kernels.plan.flash_choice import AttentionForm
 from mtmd.llm.blocks import (
     attend,
     cache_keys_values,
+    deepstack,
     logits,
     queries_keys_values,
     read_heads,
@@ -72,9 +74,12 @@ DEFAULTS = {
     "mistral": MISTRAL,
     "ministral3": MINISTRAL,
     "granite": LLAMA,
+    "granite4_vision_text": LLAMA,
     "minicpmv": LLAMA,
 }
-WINDOWED, BIASED = ("mistral", "ministral3"), ("llama", "granite", "minicpmv")
+GRANITE = ("granite", "granite4_vision_text")
+WINDOWED, BIASED = ("mistral", "ministral3"), ("llama", *GRANITE, "minicpmv")
+SPATIAL_LAYERS = [12, 15, 18, 21]  # that features of the last depth are for
 UNSCALED = ("llava_next",)  # models whose reference leaves `logits_scaling` out
 GGUF_KINDS = {
     "embedding_scale": "granite",
@@ -114,6 +119,7 @@ class LlamaText:
     divided: bool  # the rotary frequencies by a tensor, as Llama 3 has them in GGUF
     temper: tuple[float, float] | None  # queries grow with their position, in Ministral 3
     times: Multipliers | None
+    stacked: tuple[int, ...]  # layers before which features of pictures are added, the first of all
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -125,7 +131,7 @@ class LlamaText:
 
     @property
     def image_width(self) -> int:
-        return self.width
+        return self.width * max(len(self.stacked), 1)
 
     def parameters(self) -> Mapping[str, Parameter]:
         layer = {
@@ -152,11 +158,16 @@ class LlamaText:
         divisors = w.tensor("rope_freqs.weight", torch.float32) if self.divided else None
         angles, temper = inputs.angles(self.rotary, divisors=divisors), inputs.growth(self.temper)
         bounds, times = inputs.bounds(self.window), self.times
-        x = token_embeddings(inputs, w)
-        if times:
-            x = ops.scale(x, factor=times.embedding, name="embd.scaled")
+        if times and self.stacked:  # whose pictures are not scaled
+            x = token_embeddings(inputs, w, times.embedding)
+        elif times:
+            x = ops.scale(token_embeddings(inputs, w), factor=times.embedding, name="embd.scaled")
+        else:
+            x = token_embeddings(inputs, w)
         for layer in range(self.depth):
             at = f"blk.{layer}"
+            if layer and layer in self.stacked:
+                x = deepstack(x, self.stacked.index(layer), at, inputs)
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
             q, k, v = queries_keys_values(
                 y, at, w, heads=self.heads, groups=self.groups, bias=self.attention_bias
@@ -202,6 +213,9 @@ def to_gguf(text: LlamaText) -> GgufText:
             "attention.scale": text.times.attention,
             "logit_scale": text.times.logits,
         }
+        if text.stacked:
+            parts = {layer: part for part, layer in enumerate(text.stacked) if part}
+            keys["deepstack_mapping"] = [parts.get(layer, -1) for layer in range(text.depth)]
         return GgufText("granite", keys, text.rotary)
     return GgufText("llama" if text.temper is None else "mistral3", keys, text.rotary)
 
@@ -227,10 +241,29 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
         "residual_multiplier": keys.get("residual_scale", None),
         "attention_multiplier": keys.get("attention.scale", None) or head**-0.5,
         "logits_scaling": keys.get("logit_scale", None),
+        "stacked_layers": _stacked_layers(keys),
         "model_type": next(
             (kind for key, kind in GGUF_KINDS.items() if keys.get(key, None) is not None), "llama"
         ),
     }
+
+
+def _stacked_layers(keys: Settings) -> list[int]:
+    """The layers that get features, in the order of those; none where a file has none. Raises
+    ModelError.
+    """
+    parts: object = keys.get("deepstack_mapping", [])
+    given = (
+        {part: layer for layer, part in enumerate(parts) if part != -1}
+        if isinstance(parts, (list, tuple))
+        else {0: 0}
+    )
+    if given and sorted(given) != [*range(1, len(given) + 1)]:
+        raise ModelError(
+            f"{keys.where}: deepstack_mapping is {parts!r:.60}, expected -1 for each layer, or the "
+            "number of its features, from 1 on"
+        )
+    return [0, *(given[part] for part in sorted(given))] if given else []
 
 
 def read(c: Settings) -> LlamaText:
@@ -272,8 +305,25 @@ def read(c: Settings) -> LlamaText:
         tied=c.flag("tie_word_embeddings", False),
         divided=c.flag("rope_freqs", False),
         temper=temper,
-        times=_read_multipliers(c) if kind == "granite" else None,
+        times=_read_multipliers(c) if kind in GRANITE else None,
+        stacked=_read_stacked(c, kind),
     )
+
+
+def _read_stacked(c: Settings, kind: str) -> tuple[int, ...]:
+    """The decoder's layers of Granite 4 Vision's maps, or what a GGUF says of them."""
+    given: Any = c.get("stacked_layers", [])
+    if kind == "granite4_vision_text":
+        pairs: Any = c.get("deepstack_layer_map", [])  # both checked by the encoder
+        given = [layer for _, layer in pairs]
+        given += c.get("spatial_target_layers", SPATIAL_LAYERS)
+    depth = c.count("num_hidden_layers", DEFAULTS[kind]["layers"], maximum=MAX_LAYERS)
+    if any(type(layer) is not int or not 0 <= layer < depth for layer in given):
+        raise ModelError(
+            f"{c.where}: pictures have features for layers {given!r:.60}, expected numbers below "
+            f"{depth}, the layers of the decoder"
+        )
+    return tuple(sorted(given))
 
 
 def _read_multipliers(c: Settings) -> Multipliers:

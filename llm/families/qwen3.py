@@ -20,7 +20,7 @@ from mtmd.llm.blocks import (
     attend,
     by_sections,
     cache_keys_values,
-    image_features,
+    deepstack,
     logits,
     moe_ffn,
     normed_rope,
@@ -185,28 +185,10 @@ class Qwen3Text:
             x = ops.add(y, x, name=f"{at}.attn_residual")
             y = w.rms_norm(x, f"{at}.ffn_norm", self.eps)
             y = moe_ffn(y, at, w, experts) if experts and layer in experts.at else swiglu(y, at, w)
-            x = deepstack(ops.add(y, x, name=f"{at}.ffn_residual"), layer, inputs)
+            x = ops.add(y, x, name=f"{at}.ffn_residual")
+            if layer < self.stacked:
+                x = deepstack(x, layer + 1, at, inputs)
         return logits(x, inputs, w, eps=self.eps, tied=self.tied)
-
-
-def deepstack(x: Node, layer: int, inputs: TextInputs) -> Node:
-    """Return what an image's rows hold for a layer of their own, behind their embeddings, is added
-    to what the layer gives (arXiv:2406.04334).
-
-    x [T, D], image rows [M, D (1 + layers that get some)] -> [T, D]
-    """
-    if not inputs.images or inputs.image_width < (layer + 2) * x.shape[1]:
-        return x
-    features, at = image_features(inputs, layer + 1, x.shape[1]), inputs.image_at()
-    if inputs.images < inputs.tokens:
-        return ops.add_rows(x, features, at, name=f"blk.{layer}.deepstack")
-    # One row may be there several times, to fill up (`make_batch`): it is put so often, not added.
-    rows = ops.add(
-        ops.take_rows(x, at, name=f"blk.{layer}.deepstack.images"),
-        features,
-        name=f"blk.{layer}.deepstack.sum",
-    )
-    return ops.place_rows(x, rows, at, name=f"blk.{layer}.deepstack")
 
 
 def to_gguf(text: Qwen3Text) -> GgufText:

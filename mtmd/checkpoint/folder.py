@@ -179,6 +179,10 @@ def _check_whole(folder: Path, settings: Settings) -> None:
             )
 
 
+# Keys that say which layers of a decoder get features of their own
+DEPTHS = ("deepstack_layer_map", "spatial_target_layers")
+
+
 def text_settings(settings: Settings) -> Settings:
     """The decoder's: below text_config, or language_config, as DeepSeek's authors have it, or, in
     older checkpoints, beside vision_config; with those it shares with the whole model, whose
@@ -197,6 +201,7 @@ def text_settings(settings: Settings) -> Settings:
             "deepstack_visual_indexes", None
         ),
         "part_of": settings.get("model_type", None),
+        **{key: settings.get(key, None) for key in DEPTHS},
         "vision_config": settings.get("vision_config", None),
     }
     return Settings(

@@ -16,6 +16,7 @@ MODULES = (
     "idefics3",
     "llava",
     "llava_video",
+    "granite4",
     "llava_onevision",
     "qwen2_vl",
     "qwen3_vl",

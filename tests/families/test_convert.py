@@ -47,6 +47,7 @@ REFUSED = {  # variants of which llama.cpp takes something else for granted
     "0.4 of heads of 20, 4 on 2, normed, as published": "has no norms of queries and keys",
     "mllama": "no layers that attend to pictures",
     "janus, of three, 6 heads on 2, no system prompt": "no GGUF holds its image encoder",
+    "windows of 4, Q-Formers of two layers": "no GGUF holds its image encoder",
     "deepseek-vl, tied": "no GGUF holds its image encoder",
     "no tiles, untied, no projector norm, 6 heads on 2, head of 36, as published": "tile_size",
 }

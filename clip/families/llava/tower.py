@@ -128,6 +128,23 @@ class FeatureTower:
 
     def seen(self, tiles: Node, w: Weights, attention: AttentionForm) -> Node:
         """tiles [B, 3, Y, X] in the compute type -> features [B, T, C times their number]"""
+        at, states = self.at, self.states(tiles, w, attention)
+        x = states[self.features[0]]
+        for part, layers in enumerate(self.features[1:], 1):
+            x = ops.concat(x, states[layers], axis=2, name=f"{at}.features.{part}")
+        return self.without_first(x, f"{at}.patches") if self.skip_first else x
+
+    def without_first(self, x: Node, name: str) -> Node:
+        """[B, 1 + P, C] -> [B, P, C]"""
+        rest = graph_input(
+            "inp.patches", (self.tokens,), torch.int64, lambda _: torch.arange(1, self.tokens + 1)
+        )
+        return ops.take_rows(x, rest, name=name)
+
+    def states(self, tiles: Node, w: Weights, attention: AttentionForm) -> list[Node]:
+        """tiles [B, 3, Y, X] in the compute type -> the hidden states before and after each layer,
+        [B, 1 + P, C], or [B, P, C] without a class token
+        """
         at = self.at
         bias = None if self.class_token else w.tensor(f"{at}.patch_embd.bias")
         x = ops.patch_embed(
@@ -141,18 +158,7 @@ class FeatureTower:
             states.append(
                 vit_block(states[-1], index, self.vit, w, attention=attention, blocks=f"{at}.blk")
             )
-        x = states[self.features[0]]
-        for part, layers in enumerate(self.features[1:], 1):
-            x = ops.concat(x, states[layers], axis=2, name=f"{at}.features.{part}")
-        if self.skip_first:
-            rest = graph_input(
-                "inp.patches",
-                (self.tokens,),
-                torch.int64,
-                lambda _: torch.arange(1, self.tokens + 1),
-            )
-            x = ops.take_rows(x, rest, name=f"{at}.patches")
-        return x
+        return states
 
     def projected(self, x: Node, w: Weights) -> Node:
         """Features [B, T, C times their number] -> embeddings [B, T, D]"""

@@ -109,7 +109,9 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
     }
     config = {
         **pinpoints,
-        "model_type": "llava_next" if edges and not shapes.keys().isdisjoint(NEWLINES) else "llava",
+        "model_type": "llava_next"
+        if pinpoints["image_grid_pinpoints"] and not shapes.keys().isdisjoint(NEWLINES)
+        else "llava",
         "vision_config": {**gguf_vit(keys), "hidden_act": act, "model_type": TOWERS[not has_class]},
         "text_config": {"hidden_size": [*shapes.get("mm.2.weight", ()), None][0]},
         "multimodal_projector_bias": "mm.0.bias" in shapes,
