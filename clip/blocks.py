@@ -288,6 +288,20 @@ def buckets(rows: torch.Tensor, columns: torch.Tensor, positions: int) -> torch.
     return (row[:, None] * positions + column).flatten()
 
 
+def position_sines(rows: int, columns: int, width: int) -> torch.Tensor:
+    """Sines and cosines of each patch's column, then of its row, fp32 [P, width]; a quarter of the
+    width each (arXiv:2111.06377, section A.1).
+    """
+    quarter = width // 4
+    frequencies = 1 / 10000 ** (torch.arange(quarter, dtype=torch.float32) / quarter)
+    column, row = (
+        (torch.arange(side, dtype=torch.float32)[:, None] * frequencies) for side in (columns, rows)
+    )
+    column, row = (torch.cat((angle.sin(), angle.cos()), 1) for angle in (column, row))
+    both = (column.expand(rows, -1, -1), row[:, None].expand(-1, columns, -1))
+    return torch.cat(both, 2).view(rows * columns, width)
+
+
 def learned_queries(name: str, batch: int, w: Weights, times: int = 1) -> Node:
     """The rows of a table [N, D], once for each tile, or so many times          -> [B, N, D]"""
     table = w.tensor(name)

@@ -45,6 +45,7 @@ FAMILIES = (
     Entry("mtmd.clip.families.idefics2", ("idefics2",)),
     Entry("mtmd.clip.families.ovis2", ("ovis2",), ties=("ovis2",)),
     Entry("mtmd.clip.families.mllama", ("mllama",)),
+    Entry("mtmd.clip.families.granite_docling", ("granite_docling",), ties=("granite_docling",)),
     Entry("mtmd.clip.families.idefics3", ("idefics3", "smolvlm"), ("idefics3",)),
     Entry("mtmd.clip.families.llava.vision", ("llava", "llava_next", "vipllava"), ("mlp",)),
     Entry("mtmd.clip.families.llava.video", ("llava_next_video", "video_llava")),

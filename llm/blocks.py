@@ -46,16 +46,16 @@ def deepstack(x: Node, part: int, at: str, inputs: TextInputs) -> Node:
     """
     if not inputs.images or inputs.image_width < (part + 1) * x.shape[1]:
         return x
-    features, places = image_features(inputs, part, x.shape[1]), inputs.image_at()
+    features, at_images = image_features(inputs, part, x.shape[1]), inputs.image_at()
     if inputs.images < inputs.tokens:
-        return ops.add_rows(x, features, places, name=f"{at}.deepstack")
+        return ops.add_rows(x, features, at_images, name=f"{at}.deepstack")
     # One row may be there several times, to fill up (`make_batch`): it is put so often, not added.
     rows = ops.add(
-        ops.take_rows(x, places, name=f"{at}.deepstack.images"),
+        ops.take_rows(x, at_images, name=f"{at}.deepstack.images"),
         features,
         name=f"{at}.deepstack.sum",
     )
-    return ops.place_rows(x, rows, places, name=f"{at}.deepstack")
+    return ops.place_rows(x, rows, at_images, name=f"{at}.deepstack")
 
 
 def cache_keys_values(k: Node, v: Node | None, layer: int, inputs: TextInputs) -> KeysValues:

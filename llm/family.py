@@ -57,6 +57,7 @@ FAMILIES = (
             "ministral3",
             "granite",
             "granite4_vision_text",
+            "granite_docling_text",
             "llava_text",
             "janus_text",
             "deepseek_vl_text",

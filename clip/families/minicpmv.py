@@ -23,6 +23,7 @@ from mtmd.clip.blocks import (
     learned_queries,
     plain_vit,
     plain_vit_parameters,
+    position_sines,
     read_vit,
     split_heads,
     table_rows,
@@ -148,20 +149,6 @@ class MiniCpmVision:
         )
         x = w.linear(attend(q, k, v, attention, at=at), f"{at}.attn.out", bias=True)
         return w.linear(w.layer_norm(x, f"{at}.ln_post", EPS), f"{at}.proj")
-
-
-def position_sines(rows: int, columns: int, width: int) -> torch.Tensor:
-    """Sines and cosines of each patch's column, then of its row, fp32 [P, width]; a quarter of the
-    width each (arXiv:2111.06377, section A.1).
-    """
-    quarter = width // 4
-    frequencies = 1 / 10000 ** (torch.arange(quarter, dtype=torch.float32) / quarter)
-    column, row = (
-        (torch.arange(side, dtype=torch.float32)[:, None] * frequencies) for side in (columns, rows)
-    )
-    column, row = (torch.cat((angle.sin(), angle.cos()), 1) for angle in (column, row))
-    both = (column.expand(rows, -1, -1), row[:, None].expand(-1, columns, -1))
-    return torch.cat(both, 2).view(rows * columns, width)
 
 
 def _tower(name: str) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Llama (arXiv:2407.21783), Mistral (arXiv:2310.06825) and Granite: RoPE, grouped heads, RMS norms
-before, SwiGLU, in Mistral perhaps a window, in Granite four multipliers, in Granite 4 Vision
-features of pictures before several layers.
+before, SwiGLU, in Mistral perhaps a window, in Granite four multipliers, in Granite 4 Vision and
+Granite for Docling features of pictures before several layers.
 """
 
 from __future__ import annotations
@@ -75,9 +75,26 @@ DEFAULTS = {
     "ministral3": MINISTRAL,
     "granite": LLAMA,
     "granite4_vision_text": LLAMA,
+    "granite_docling_text": LLAMA,
     "minicpmv": LLAMA,
 }
-GRANITE = ("granite", "granite4_vision_text")
+GRANITE = ("granite", "granite4_vision_text", "granite_docling_text")
+DOCLING: dict[str, Any] = {
+    "vocab_size": 133800,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 4.0,
+    "residual_multiplier": 0.263,
+    "attention_multiplier": 0.015625,
+    "deepstack_visual_indexes": [3, 7, 10],
+}
 WINDOWED, BIASED = ("mistral", "ministral3"), ("llama", *GRANITE, "minicpmv")
 SPATIAL_LAYERS = [12, 15, 18, 21]  # that features of the last depth are for
 UNSCALED = ("llava_next",)  # models whose reference leaves `logits_scaling` out
@@ -120,6 +137,7 @@ class LlamaText:
     temper: tuple[float, float] | None  # queries grow with their position, in Ministral 3
     times: Multipliers | None
     stacked: tuple[int, ...]  # layers before which features of pictures are added, the first of all
+    scales_pictures: bool  # whether `times` counts for them as for the text
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -158,12 +176,12 @@ class LlamaText:
         divisors = w.tensor("rope_freqs.weight", torch.float32) if self.divided else None
         angles, temper = inputs.angles(self.rotary, divisors=divisors), inputs.growth(self.temper)
         bounds, times = inputs.bounds(self.window), self.times
-        if times and self.stacked:  # whose pictures are not scaled
-            x = token_embeddings(inputs, w, times.embedding)
-        elif times:
-            x = ops.scale(token_embeddings(inputs, w), factor=times.embedding, name="embd.scaled")
-        else:
+        scale = times.embedding if times else 1.0
+        if self.scales_pictures:
             x = token_embeddings(inputs, w)
+            x = ops.scale(x, factor=scale, name="embd.scaled") if times else x
+        else:
+            x = token_embeddings(inputs, w, scale)
         for layer in range(self.depth):
             at = f"blk.{layer}"
             if layer and layer in self.stacked:
@@ -216,7 +234,13 @@ def to_gguf(text: LlamaText) -> GgufText:
         if text.stacked:
             parts = {layer: part for part, layer in enumerate(text.stacked) if part}
             keys["deepstack_mapping"] = [parts.get(layer, -1) for layer in range(text.depth)]
-        return GgufText("granite", keys, text.rotary)
+        refused = "scaled pictures with features for layers"
+        return GgufText(
+            "granite",
+            keys,
+            text.rotary,
+            refused=refused if text.stacked and text.scales_pictures else "",
+        )
     return GgufText("llama" if text.temper is None else "mistral3", keys, text.rotary)
 
 
@@ -271,6 +295,9 @@ def read(c: Settings) -> LlamaText:
     is impossible.
     """
     known = DEFAULTS[kind := c.choice("model_type", DEFAULTS, "llama")]
+    if kind == "granite_docling_text":
+        given = {key: value for key, value in c.values.items() if value is not None}
+        c = Settings({**DOCLING, **given}, c.where)
     c.choice("hidden_act", ("silu",), "silu")
     width, context = (
         c.count("hidden_size", 4096, maximum=MAX_WIDTH),
@@ -306,7 +333,8 @@ def read(c: Settings) -> LlamaText:
         divided=c.flag("rope_freqs", False),
         temper=temper,
         times=_read_multipliers(c) if kind in GRANITE else None,
-        stacked=_read_stacked(c, kind),
+        stacked=(stacked := _read_stacked(c, kind)),
+        scales_pictures=not stacked or kind == "granite_docling_text",
     )
 
 
@@ -317,6 +345,8 @@ def _read_stacked(c: Settings, kind: str) -> tuple[int, ...]:
         pairs: Any = c.get("deepstack_layer_map", [])  # both checked by the encoder
         given = [layer for _, layer in pairs]
         given += c.get("spatial_target_layers", SPATIAL_LAYERS)
+    elif kind == "granite_docling_text":
+        given = [*range(len(c.get("deepstack_visual_indexes", [])) + 1)]
     depth = c.count("num_hidden_layers", DEFAULTS[kind]["layers"], maximum=MAX_LAYERS)
     if any(type(layer) is not int or not 0 <= layer < depth for layer in given):
         raise ModelError(

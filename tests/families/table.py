@@ -14,6 +14,7 @@ MODULES = (
     "ovis2",
     "gemma4",
     "idefics3",
+    "granite_docling",
     "llava",
     "llava_video",
     "granite4",

@@ -210,12 +210,12 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
     pinpoints = {
         "image_grid_pinpoints": [edges[at : at + 2][::-1] for at in range(0, len(edges), 2)]
     }
-    # A layer that makes a state counts from 0; places stand for the decoder's layers.
+    # A layer that makes a state counts from 0; indices stand for the decoder's layers.
     depths = [
         (state + 1 if type(state) is int else state, corner)
         for state, corner in zip(states, corners, strict=False)
     ]
-    places = {corner: place for place, (_, corner) in enumerate(depths)}
+    index_of = {corner: index for index, (_, corner) in enumerate(depths)}
     ffn = [*shapes.get("v.proj_blk.0.ffn_up.weight", ()), None][0]
     config = {
         **pinpoints,
@@ -231,7 +231,7 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
         ),
         "deepstack_layer_map": [[s, i] for i, (s, corner) in enumerate(depths) if corner == -1],
         "spatial_vision_layer": next((s for s, corner in depths if corner != -1), None),
-        "spatial_target_layers": [places.get(corner, -1) for corner in range(CORNERS)],
+        "spatial_target_layers": [index_of.get(corner, -1) for corner in range(CORNERS)],
         "qformer_config": {"intermediate_size": ffn},
     }
     return config, {**gguf_image(keys), **pinpoints, "size": {"height": size, "width": size}}
