@@ -10,13 +10,18 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 QUICK := tests/test_layering.py tests/clip tests/kernels tests/llm tests/mtmd/prompt tests/mtmd/test_config.py \
     --ignore tests/kernels/gpu --ignore tests/mtmd/prompt/test_bridge.py
 
-.PHONY: demo test ray published check quick lint docs floors audit hostile clients deployments clean
+.PHONY: demo test ptx ray published check quick lint docs floors audit hostile clients deployments clean
 
 demo: $(VENV)/installed
 	$(BIN)/mtmd describe examples/shapes.png
 
 test: $(VENV)/tested-with
 	$(PYTEST)
+
+# GPU kernels as they are compiled for TARGET, an instruction at a time: all cases, and the tests of single kernels. Some fifteen minutes of CPU.
+TARGET ?= cuda:80
+ptx: $(VENV)/tested-with
+	$(PYTEST) --ptx $(TARGET) tests/kernels/gpu/test_table.py tests/kernels/gpu/test_flash_attention.py tests/kernels/gpu/test_gpu_*.py
 
 # `mtmd batch --ray` and `mtmd serve --ray` on a Ray that is started here, which takes longer to install and to start than other tests to run.
 ray: $(VENV)/tested-with $(VENV)/with-ray

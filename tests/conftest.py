@@ -32,6 +32,12 @@ DEVICE = pytest.StashKey[devices.RequestedDevice]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     devices.add_option(parser)
     cpu_seconds.add_option(parser)
+    parser.addoption(
+        "--ptx",
+        metavar="TARGET",
+        help="run kernels as they are compiled for a card of NVIDIA's (cuda:80), in an emulator of "
+        "PTX; default: in Triton's interpreter",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.jit import tl, triton
-from mtmd.kernels.gpu.launch import Call, power_of_two
+from mtmd.kernels.gpu.launch import Call, columns_of_row
 from mtmd.kernels.gpu.triton_kernel import (
     Case,
     Launch,
@@ -151,7 +151,7 @@ def rejects(o: Operands) -> str | None:
 
 def plan(o: Operands) -> Plan:
     width = o.gate.shape[-1]
-    columns = min(BLOCK, power_of_two(max(width, 1)))
+    columns = columns_of_row(width, BLOCK)
     gate_step, up_step = _step(o.gate), _step(o.up)
     assert gate_step is not None and up_step is not None
     call = Call(
@@ -160,6 +160,7 @@ def plan(o: Operands) -> Plan:
         prod(o.gate.shape[:-1]) * -(-width // columns),
         4,
         1,
+        max_threads=columns,
     )
     out = Type.contiguous(o.gate.shape, o.gate.dtype)
     return Plan(out, [Launch(gated_kernel, call, tile=("COLUMNS",))])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 MAX_REGISTERS = 255  # that a thread can have on NVIDIA
+WIDEST_WARP = 64  # threads, on AMD
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,14 @@ class Call:
 def power_of_two(size: int) -> int:
     """The smallest power of two that is not below size."""
     return 1 << (size - 1).bit_length()
+
+
+def columns_of_row(width: int, most: int) -> int:
+    """Return how many columns of a row a program overwrites, which has at most as many threads
+    (`max_threads`). With more threads than columns two would have the same one, and one might read
+    what the other has overwritten.
+    """
+    return max(WIDEST_WARP, min(most, power_of_two(max(width, 1))))
 
 
 def on_device_of(device: torch.device) -> contextlib.AbstractContextManager[Any]:

@@ -20,7 +20,7 @@ import torch
 
 from mtmd.kernels.gpu.gated import nan_or, sigmoid
 from mtmd.kernels.gpu.jit import tl, triton
-from mtmd.kernels.gpu.launch import Call, power_of_two
+from mtmd.kernels.gpu.launch import Call, columns_of_row
 from mtmd.kernels.gpu.triton_kernel import Launch, Plan, Problem, case, declared, given, not_dense
 from mtmd.kernels.graph import Type
 
@@ -72,13 +72,14 @@ def rejects(o: Operands) -> str | None:
 
 def plan(o: Operands) -> Plan:
     width = o.x.shape[-1]
-    columns = min(BLOCK, power_of_two(max(width, 1)))
+    columns = columns_of_row(width, BLOCK)
     constants: dict[str, int | bool | str] = {
         "EACH": o.gate.shape[-1] == width,
         "ADD": o.y is not None,
         "COLUMNS": columns,
     }
-    call = Call({"D": width}, constants, prod(o.x.shape[:-1]) * -(-width // columns), 4, 1)
+    programs = prod(o.x.shape[:-1]) * -(-width // columns)
+    call = Call({"D": width}, constants, programs, 4, 1, max_threads=columns)
     out = Type.contiguous(o.x.shape, o.x.dtype)
     return Plan(out, [Launch(sigmoid_gate_kernel, call, tile=("COLUMNS",))])
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from ptx import matrix
 from ptx.program import Address, Immediate, Instruction, Name, Operand, Register, Special
 
@@ -147,7 +148,9 @@ def flushed(x: Array) -> Array:
     return np.where(small, np.copysign(np.float32(0), x), x) if small.any() else x
 
 
-def elementwise(ins: Instruction, kind: str, function: Function, count: int, ftz: bool = False) -> Step:
+def elementwise(
+    ins: Instruction, kind: str, function: Function, count: int, ftz: bool = False
+) -> Step:
     """d = function(a, b, ...) in a type."""
     if len(ins.operands) != count + 1:
         raise ins.refused()
@@ -189,7 +192,9 @@ def whole(function: Function, count: int) -> Callable[[Instruction], Step]:
     return make
 
 
-def either(floats: Callable[[Instruction], Step], integers: Callable[[Instruction], Step]) -> Callable[[Instruction], Step]:
+def either(
+    floats: Callable[[Instruction], Step], integers: Callable[[Instruction], Step]
+) -> Callable[[Instruction], Step]:
     return lambda ins: (floats if ins.words[-1] in FLOATS else integers)(ins)
 
 
@@ -267,7 +272,11 @@ def upper_half(a: Array, b: Array) -> Array:
     rest = (x & low) * (y >> by) + (middle & low)
     result = (x >> by) * (y >> by) + (middle >> by) + (rest >> by)
     if a.dtype.kind == "i":
-        result = result - np.where(a < 0, y, 0).astype(np.uint64) - np.where(b < 0, x, 0).astype(np.uint64)
+        result = (
+            result
+            - np.where(a < 0, y, 0).astype(np.uint64)
+            - np.where(b < 0, x, 0).astype(np.uint64)
+        )
     return result.view(a.dtype)
 
 
@@ -430,7 +439,9 @@ def move(ins: Instruction) -> Step:
 
 
 def unpack(ins: Instruction, to: tuple[Operand, ...], source: Source, part: int) -> Step:
-    targets = [target_of(ins, o) if not (isinstance(o, Name) and o.text == "_") else None for o in to]
+    targets = [
+        target_of(ins, o) if not (isinstance(o, Name) and o.text == "_") else None for o in to
+    ]
 
     def step(lanes: Lanes) -> None:
         bits = source(lanes)
@@ -454,16 +465,27 @@ def convert(ins: Instruction) -> Step:
     function = _conversion(to, of, words)
     if function is None or len(ins.operands) != 2:
         raise ins.refused()
-    return lambda lanes: lanes.write(target, extended(to, encode(to, function(source(lanes))), target.dtype))
+    return lambda lanes: lanes.write(
+        target, extended(to, encode(to, function(source(lanes))), target.dtype)
+    )
 
 
 def _conversion(to: str, of: str, words: set[str]) -> Function | None:
     """What changes values of a type before they are encoded as another."""
     rounding = words & set(ROUND)
-    if of in FLOATS and to not in FLOATS and len(rounding) == 1 and words <= {*rounding, "ftz", "sat"}:
+    if (
+        of in FLOATS
+        and to not in FLOATS
+        and len(rounding) == 1
+        and words <= {*rounding, "ftz", "sat"}
+    ):
         limits, round_it = np.iinfo(PLAIN[to]), ROUND[rounding.pop()]
         # The largest integer of 64 bits is none of fp64.
-        below = np.float64(limits.max) if BITS[to] < 64 else np.nextafter(2.0**63 * (1 + (to[0] == "u")), 0)
+        below = (
+            np.float64(limits.max)
+            if BITS[to] < 64
+            else np.nextafter(2.0**63 * (1 + (to[0] == "u")), 0)
+        )
 
         def integers(x: Array) -> Array:
             wide = round_it(flushed(x) if "ftz" in words else x).astype(np.float64)
@@ -477,7 +499,11 @@ def _conversion(to: str, of: str, words: set[str]) -> Function | None:
         narrow = BITS[to] < BITS[of]
         return (lambda x: x) if words == ({"rn"} if narrow else set()) else None
     if of not in FLOATS and to in FLOATS:  # numpy rounds to nearest, but in two steps to 16 bits
-        return (lambda x: x.astype(np.float64) if BITS[of] < 64 else x.astype(PLAIN[to])) if words == {"rn"} and BITS[to] >= 32 else None
+        return (
+            (lambda x: x.astype(np.float64) if BITS[of] < 64 else x.astype(PLAIN[to]))
+            if words == {"rn"} and BITS[to] >= 32
+            else None
+        )
     if words == {"sat"}:
         limits = np.iinfo(PLAIN[to])
         return lambda x: np.clip(x, limits.min, limits.max)
@@ -623,7 +649,9 @@ def load_matrices(ins: Instruction) -> Step:
     to, of = ins.operands
     targets = [target_of(ins, o) for o in (to if isinstance(to, tuple) else (to,))]
     count = len(targets)
-    if words != ["sync", "aligned", "m8n8", f"x{count}", "shared", "b16"] or not isinstance(of, Address):
+    if words != ["sync", "aligned", "m8n8", f"x{count}", "shared", "b16"] or not isinstance(
+        of, Address
+    ):
         raise ins.refused()
 
     def step(lanes: Lanes) -> None:
@@ -631,7 +659,7 @@ def load_matrices(ins: Instruction) -> Step:
         rows = lanes.load_rows(of, warps, 8 * count)
         registers = matrix.rows_of_eight(rows.reshape(-1, count, 8, 16), count, transposed)
         for place, target in enumerate(targets):
-            lanes.write_warps(target, warps, registers[..., place])
+            lanes.write_some(target, registers[..., place].reshape(-1))
 
     return step
 
@@ -648,7 +676,10 @@ PRODUCTS = {
 def multiply_matrices(ins: Instruction) -> Step:
     """`mma.sync` with sums in fp32; of tf32 the lowest 13 bits are not looked at."""
     shape, kind = ins.words[3], ins.words[-2]
-    if ins.opcode != f"mma.sync.aligned.{shape}.row.col.f32.{kind}.{kind}.f32" or (shape, kind) not in PRODUCTS:
+    if (
+        ins.opcode != f"mma.sync.aligned.{shape}.row.col.f32.{kind}.{kind}.f32"
+        or (shape, kind) not in PRODUCTS
+    ):
         raise ins.refused()
     registers_a, registers_b, value_kind = PRODUCTS[shape, kind]
     d, a, b, c = (o if isinstance(o, tuple) else (o,) for o in ins.operands)
@@ -670,7 +701,7 @@ def multiply_matrices(ins: Instruction) -> Step:
         sums = np.stack([source(lanes).reshape(-1, 32)[warps] for source in added], 2)
         result = matrix.multiply_add(values(lanes, left, warps), values(lanes, right, warps), sums)
         for place, target in enumerate(targets):
-            lanes.write_warps(target, warps, np.ascontiguousarray(result[..., place]).view(np.uint32))
+            lanes.write_some(target, result[..., place].reshape(-1).view(np.uint32))
 
     return step
 

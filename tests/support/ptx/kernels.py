@@ -10,24 +10,24 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from compiler_process import Compiler
-from ptx.instructions import Array
-from ptx.machine import grain_of, launch
-from ptx.memory import UNWRITTEN, WRITTEN, Memory
-from ptx.program import Program as Text
-from ptx.program import parse
 from torch import Tensor
 
 from mtmd.kernels.gpu import triton_kernel
 from mtmd.kernels.gpu.launch import Call
 from mtmd.kernels.gpu.triton_kernel import Located, Program
 from mtmd.kernels.graph import Type
+from ptx.instructions import Array
+from ptx.machine import grain_of, launch
+from ptx.memory import UNWRITTEN, WRITTEN, Memory
+from ptx.program import Program as Text
+from ptx.program import parse
 
 FRESH = 32  # more than a run makes
 BASE, APART = 1 << 44, 4096  # where operands lie, and what lies between them: nobody's
@@ -88,12 +88,30 @@ class Emulator:
             self.texts[key] = parse(made["text"]), made["arguments"], made["shared"]
         program, names, shared = self.texts[key]
         statuses = {address: status for address, (_, status) in self.fresh.items()}
-        operands = Operands(pointers, statuses, program)
-        values = [operands.addresses[n] if n in pointers else call.scalars[n] for n in names]
-        parameters = packed(program, [*values, 0, 0])
-        launch(program, parameters, operands.memory, BASE, shared, (call.programs, call.across))
-        operands.write_back()
+        grid = call.programs, call.across
+        execute(program, names, pointers, call.scalars, grid, shared, statuses)
         self.launches += 1
+
+
+def execute(
+    program: Text,
+    names: Sequence[str],
+    pointers: Mapping[str, Tensor],
+    scalars: Mapping[str, int | float],
+    grid: tuple[int, int],
+    shared: int,
+    statuses: Mapping[int, Array],
+) -> None:
+    """Run a program on tensors. names: of its parameters, without the compiler's own two; shared:
+    bytes; statuses: who wrote what of some storages, by address.
+
+    Raises Fault, Unsupported.
+    """
+    operands = Operands(pointers, statuses, program)
+    values = [operands.addresses[n] if n in pointers else scalars[n] for n in names]
+    parameters = packed(program, [*values, 0, 0][: len(program.parameters)])
+    launch(program, parameters, operands.memory, BASE, shared, grid)
+    operands.write_back()
 
 
 def located(tensor: Tensor) -> Located:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from ptx.instructions import Array, Step, step_of
 from ptx.memory import MOST_THREADS, UNWRITTEN, Clock, Fault, Memory
 from ptx.program import Address, Instruction, Name, Program, Register, Unsupported
@@ -28,8 +29,16 @@ class Steps:
 
 def prepare(program: Program) -> list[Steps]:
     """Raises Unsupported for an instruction that is not known, whether or not it would run."""
+    for ins in program.instructions():
+        for operand in ins.operands:
+            if isinstance(operand, Name) and operand.text not in (*program.variables, "_"):
+                raise ins.refused("found no such variable")
     return [
-        Steps([(step_of(i), i) for i in stretch.instructions], stretch.end, _goal(program, stretch.end))
+        Steps(
+            [(step_of(i), i) for i in stretch.instructions],
+            stretch.end,
+            _goal(program, stretch.end),
+        )
         for stretch in program.stretches
     ]
 
@@ -85,7 +94,9 @@ class Lanes:
 
     def fault(self, what: str, wrong: Array) -> Fault:
         first = int(np.flatnonzero(wrong)[0])
-        return Fault(f"{what}; block {self.block[first]}, thread {self.thread[first]}; {int(wrong.sum())} threads in all")
+        return Fault(
+            f"{what}; block {self.block[first]}, thread {self.thread[first]}; {int(wrong.sum())} threads in all"
+        )
 
     def require(self, right: Array, what: str) -> None:
         """Raises Fault unless it holds for every active lane."""
@@ -125,10 +136,6 @@ class Lanes:
             full[self.active] = value
             value = full
         self.write(target, value)
-
-    def write_warps(self, target: Register, warps: Array, value: Array) -> None:
-        """Values [warps, 32] of active warps."""
-        self.write_some(target, value.reshape(-1))
 
     def spread(self, value: Array) -> Array:
         return np.broadcast_to(value, (self.count,))
@@ -192,7 +199,9 @@ class Lanes:
             byte = int(at[wrong][0])
             lanes = self.active.copy()
             lanes[lanes] = wrong
-            raise self.fault(f"byte {byte} is out of bounds of shared memory ({self.shared_bytes} bytes)", lanes)
+            raise self.fault(
+                f"byte {byte} is out of bounds of shared memory ({self.shared_bytes} bytes)", lanes
+            )
         return self.shared, at + self.begin[self.active], stamps
 
     def load(self, space: str, address: Address, width: int) -> Array:
@@ -243,7 +252,9 @@ class Lanes:
         warps = self.active.reshape(-1, 32)
         here = warps.any(1)
         if not self.all and (here != warps.all(1)).any():
-            raise self.fault("some lanes of a warp are elsewhere", np.repeat(here != warps.all(1), 32))
+            raise self.fault(
+                "some lanes of a warp are elsewhere", np.repeat(here != warps.all(1), 32)
+            )
         return np.flatnonzero(here)
 
     def whole_warps(self, members: Array) -> None:
@@ -315,7 +326,12 @@ def grain_of(program: Program, space: str) -> int:
 
 
 def launch(
-    program: Program, parameters: bytes, memory: Memory, base: int, shared_bytes: int, grid: tuple[int, int]
+    program: Program,
+    parameters: bytes,
+    memory: Memory,
+    base: int,
+    shared_bytes: int,
+    grid: tuple[int, int],
 ) -> None:
     """Run all blocks of a grid. `base`: the address of the memory's first byte.
 
@@ -332,4 +348,3 @@ def launch(
             blocks = range(first, min(first + at_once, count))
             lanes = Lanes(program, parameters, memory, base, shared_bytes, blocks, grid, grain)
             lanes.run(stretches)
-

@@ -60,5 +60,7 @@ def rows_of_eight(rows: Array, count: int, transposed: bool) -> Array:
     matrices = rows.reshape(*rows.shape[:3], 16).view(np.uint16)
     if transposed:
         matrices = np.ascontiguousarray(matrices.swapaxes(2, 3))
-    pairs = matrices.view(np.uint32)  # [warps, count, 8, 4]: row and pair are the lane's group and place
+    pairs = matrices.view(
+        np.uint32
+    )  # [warps, count, 8, 4]: row and pair are the lane's group and place
     return pairs.reshape(len(rows), count, 32).swapaxes(1, 2)

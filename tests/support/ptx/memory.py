@@ -99,13 +99,17 @@ class Memory:
         if wrong.any():
             self._fault(f"{doing} of {width} bytes out of bounds", at, stamps, wrong)
 
-    def _fault(self, what: str, at: Array, stamps: Array, wrong: Array, other: Array | None = None) -> None:
+    def _fault(
+        self, what: str, at: Array, stamps: Array, wrong: Array, other: Array | None = None
+    ) -> None:
         first = int(np.flatnonzero(wrong)[0])
         thread = int(_thread(stamps[first]))
         block, thread = divmod(thread, self.block)
         who = f"block {block}, thread {thread}"
         if other is not None:
-            who += ", and block {}, thread {}".format(*divmod(int(_thread(other[first])), self.block))
+            who += ", and block {}, thread {}".format(
+                *divmod(int(_thread(other[first])), self.block)
+            )
         count = int(wrong.sum())
         raise Fault(f"{what}: {self.where(int(at[first]))}; {who}; {count} threads in all")
 
@@ -178,7 +182,9 @@ class Memory:
         units = width // self.grain
         raced = self._raced(self._rows(self.readers, units, at // self.grain), stamps, True)
         if raced.any():
-            other = self._rows(self.readers, units, at // self.grain)[np.arange(len(at)), raced.argmax(1)]
+            other = self._rows(self.readers, units, at // self.grain)[
+                np.arange(len(at)), raced.argmax(1)
+            ]
             self._fault("a write races with a read", at, stamps, raced.any(1), other)
         records = self._rows(self.writers, units, at // self.grain)
         raced = self._raced(records, stamps).any(1)

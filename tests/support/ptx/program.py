@@ -13,7 +13,9 @@ import numpy as np
 WIDTHS = {"pred": np.bool_, "16": np.uint16, "32": np.uint32, "64": np.uint64}
 SPECIAL = re.compile(r"%(?:n?tid|n?ctaid)\.[xyz]|%laneid|%warpid")
 OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+")
-STATEMENT = re.compile(r"(?:@(?P<negated>!?)(?P<guard>%?[\w$]+)\s+)?(?P<opcode>[a-z][\w.:]*)\s*(?P<rest>.*)", re.S)
+STATEMENT = re.compile(
+    r"(?:@(?P<negated>!?)(?P<guard>%?[\w$]+)\s+)?(?P<opcode>[a-z][\w.:]*)\s*(?P<rest>.*)", re.S
+)
 ADDRESS = re.compile(r"\[\s*(?P<base>[%$\w]+)\s*(?:\+\s*(?P<plus>-?\w+)|(?P<minus>-\s*\d+))?\s*\]")
 BRANCHES = ("bra", "ret", "exit", "bar")  # what ends a stretch
 
@@ -113,7 +115,9 @@ class Program:
             yield from stretch.instructions
 
 
-PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.[a-z](\d+)\s+(?:\.ptr\s+(?:\.\w+\s+)?\.align\s+\d+\s+)?([\w$]+)")
+PARAMETER = re.compile(
+    r"\.param\s+(?:\.align\s+\d+\s+)?\.[a-z](\d+)\s+(?:\.ptr\s+(?:\.\w+\s+)?\.align\s+\d+\s+)?([\w$]+)"
+)
 ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\((.*?)\)(.*?)\{", re.S)
 SHARED = re.compile(r"\.extern \.shared \.align \d+ \.b8 ([\w$]+)\[\];")
 

@@ -1,0 +1,78 @@
+"""Kernels as the compiler leaves them for an A100, in the emulator of PTX: a small choice of cases.
+`make ptx` runs all cases and the tests of single kernels.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ptx.memory import Fault
+
+from mtmd.kernels.gpu import gated, sigmoid_gate
+from mtmd.kernels.gpu.launch import Call
+from mtmd.kernels.gpu.table import KERNELS
+from mtmd.kernels.gpu.triton_kernel import node_of
+from mtmd.kernels.graph import Type
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+CHOICE = {  # by op, the numbers of its cases: the cheapest to compile that have a way of their own
+    "add_layer_norm": (0,),
+    "add_norm": (3,),
+    "attention": (1, 66),
+    "conv2d": (0,),
+    "delta_gates": (0,),
+    "embed": (0,),
+    "gated_delta": (3, 8),
+    "gated_norm": (0,),
+    "gelu": (0,),
+    "gelu_mul": (1,),
+    "kv_store": (0,),
+    "l2_norm": (4,),
+    "matmul": (4, 15),
+    "moe": (10,),
+    "paged_attention": (1, 5),
+    "rms_norm": (0, 13, 14),
+    "rope": (3,),
+    "rope_columns": (3,),
+    "rope_store": (0,),
+    "short_conv": (0,),
+    "sigmoid_gate": (0,),
+    "silu_mul": (4,),
+}
+CASES = [
+    pytest.param(op, number, id=f"{op} {KERNELS[op][0].load().cases[number]}")
+    for op, numbers in CHOICE.items()
+    for number in numbers
+]
+
+
+@pytest.mark.parametrize(("op", "number"), CASES)
+def test_a_case_is_right_and_touches_only_what_is_its_own(op, number, emulator, monkeypatch):
+    kernel, before = KERNELS[op][0].load(), emulator.launches
+    emulator.install(monkeypatch)
+    assert kernel.failure(op, kernel.cases[number]) is None
+    assert emulator.launches > before
+
+
+NARROW = [  # one row of fewer values than a block has threads, which once read what others wrote
+    ("silu_mul", gated.SILU_MUL, gated.problem((3, 40))),
+    ("sigmoid_gate", sigmoid_gate.KERNEL, sigmoid_gate.problem((1, 1), added=True)),
+]
+
+
+@pytest.mark.parametrize(("op", "kernel", "case"), NARROW, ids=[op for op, *_ in NARROW])
+def test_a_narrow_row_is_overwritten_by_who_read_it(op, kernel, case, emulator, monkeypatch):
+    emulator.install(monkeypatch)
+    inputs = case.inputs()
+    assert Type.of(inputs[0]) == node_of(op, case).type
+    expected = kernel.run(*case.inputs(), **case.options)
+    assert torch.equal(kernel.in_place(*inputs, **case.options), expected)
+
+
+def test_a_kernel_that_reaches_too_far_is_stopped(emulator, monkeypatch):
+    """The launch says that a row has more values than the operand."""
+    emulator.install(monkeypatch)
+    x, out = torch.ones(40), torch.empty(40)
+    call = Call({"N": 41}, {"ACT": "quick", "COLUMNS": 1024}, 1, 4, 1)
+    with pytest.raises(Fault, match=r"gated.py:\d+.*out of bounds: byte 160 of x \(160 bytes\)"):
+        emulator.run_call(gated.gelu_kernel, call, {"x": x, "out": out})
