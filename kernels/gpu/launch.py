@@ -63,12 +63,12 @@ def power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def columns_of_row(width: int, most: int) -> int:
+def columns_of_row(width: int, limit: int) -> int:
     """Return how many columns of a row a program overwrites, which has at most as many threads
     (`max_threads`). With more threads than columns two would have the same one, and one might read
     what the other has overwritten.
     """
-    return max(WIDEST_WARP, min(most, power_of_two(max(width, 1))))
+    return max(WIDEST_WARP, min(limit, power_of_two(max(width, 1))))
 
 
 def on_device_of(device: torch.device) -> contextlib.AbstractContextManager[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ptx.instructions import Array, Step, step_of
-from ptx.memory import MOST_THREADS, UNWRITTEN, Clock, Fault, Memory
+from ptx.memory import THREADS_LIMIT, UNWRITTEN, Clock, Fault, Memory
 from ptx.program import Address, Instruction, Name, Program, Register, Unsupported
 
 AT_ONCE = 1 << 13  # lanes
@@ -339,7 +339,7 @@ def launch(
     """
     stretches, count = prepare(program), grid[0] * grid[1]
     grain = grain_of(program, "shared")
-    if count * program.threads > MOST_THREADS:
+    if count * program.threads > THREADS_LIMIT:
         raise Unsupported(f"{count} blocks of {program.threads} threads")
     at_once = max(1, AT_ONCE // program.threads)
     memory.forget_threads()

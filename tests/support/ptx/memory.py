@@ -22,7 +22,7 @@ THREAD_BITS, WARP_BITS, BLOCK_BITS = 20, 18, 22
 WARP_AT, BLOCK_AT = THREAD_BITS, THREAD_BITS + WARP_BITS
 OF_WARP, OF_BLOCK = np.int64(1) << 60, np.int64(1) << 61
 PLAIN = OF_WARP - 1
-MOST_THREADS = 1 << THREAD_BITS
+THREADS_LIMIT = 1 << THREAD_BITS
 
 
 class Fault(Exception):
@@ -51,7 +51,7 @@ class Clock:
 
 
 def _thread(stamps: Array) -> Array:
-    return stamps & (MOST_THREADS - 1)
+    return stamps & (THREADS_LIMIT - 1)
 
 
 def _differ(a: Array, b: Array) -> Array:
