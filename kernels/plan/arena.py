@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mtmd.kernels.cpu.native.program import Instruction, Pointer
 
@@ -95,10 +95,13 @@ class _Uses:
         self.last: dict[int, int] = {}
 
     def add(self, location: Pointer, index: int) -> None:
-        own = location.root == ARENA
-        key = self.arena.number(location) if own else -location.root
-        self.first[key] = min(self.first.get(key, index), index)
-        self.last[key] = max(self.last.get(key, index), index)
+        """Note a use; they are noted in order, but for those that last longer than they seem to."""
+        root = location[0]
+        key = self.arena.number(location) if root == ARENA else -root
+        if key not in self.first:
+            self.first[key] = self.last[key] = index
+        elif index > self.last[key]:
+            self.last[key] = index
 
 
 def _located(arena: Arena, uses: _Uses) -> tuple[dict[int, int], int]:
@@ -112,7 +115,7 @@ def _located(arena: Arena, uses: _Uses) -> tuple[dict[int, int], int]:
         for begin, end, _ in live:
             if begin - at >= needed:
                 break
-            at = max(at, end)
+            at = end if end > at else at
         moved[number] = at
         live.append((at, at + needed, uses.last[number]))
         size = max(size, at + needed)
@@ -129,15 +132,14 @@ class Packing:
 
     def location(self, location: Pointer) -> Pointer:
         """Return where what was at a place of a run's memory is now."""
-        if location.root != ARENA:
+        root, offset = location
+        if root != ARENA:
             return location
         number = self.arena.number(location)
-        at = self.moved.get(number, 0)
-        return Pointer(ARENA, at + location.offset - self.arena.start(number))
+        return Pointer(ARENA, self.moved.get(number, 0) + offset - self.arena.start(number))
 
     def instruction(self, instruction: Instruction) -> Instruction:
         """Return the same instruction, on what it read and wrote before."""
-        args = tuple(
-            self.location(arg) if isinstance(arg, Pointer) else arg for arg in instruction.args
-        )
-        return replace(instruction, args=args)
+        location = self.location
+        args = [location(arg) if isinstance(arg, Pointer) else arg for arg in instruction.args]
+        return instruction._replace(args=tuple(args))

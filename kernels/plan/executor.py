@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +23,7 @@ from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.graph_replay import Replay, why_not
 from mtmd.kernels.plan.row_blocks import Chain
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.kernels.plan.steps import LONG_S, SLOWEST
+from mtmd.kernels.plan.steps import LONG_S, SLOWEST, STORES
 from mtmd.kernels.resources.result_memory import ResultMemory, new_result
 
 if TYPE_CHECKING:
@@ -74,7 +74,11 @@ class Residency:
         with self._lock:
             key = _key(node, backend)
             if key not in self._stored:
-                with memory_for(f"weight {node.name}", lambda: node.type.bytes):
+                # Whoever quantizes or joins weights writes to them: also where a run has asked
+                with (
+                    memory_for(f"weight {node.name}", lambda: node.type.bytes),
+                    torch.inference_mode(False),
+                ):
                     if "parts" in node.attrs:
                         tensor = self._joint(node, backend)
                     else:
@@ -114,42 +118,39 @@ def _key(node: Node, backend: Backend) -> tuple[int, str, torch.dtype, str]:
     return id(node.attrs["source"]), node.name, node.dtype, backend.space
 
 
-class Executor:
-    """One plan, ready to run any number of times, from any thread: runs share weights and nothing
-    else.
-    """
+class _ByNode:
+    """A plan as a loop over its steps."""
 
     def __init__(self, plan: Plan, residency: Residency):
-        self.plan = plan
         slots: dict[tuple[Node, str] | Node, int] = {}
-        self._inputs: list[tuple[int, Node, torch.device, bool]] = []
+        self.inputs: list[tuple[int, Node, torch.device, bool]] = []
         written = {
             (s.inputs[0], s.backend.space)
             for s in plan.steps
             if s.node.op != "copy" and OPS[s.node.op].writes_first
         }
-        self._template: list[Tensor | None] = []
+        self.template: list[Tensor | None] = []
         for (node, space), backend in plan.leaves.items():
-            slots[node, space] = len(self._template)
+            slots[node, space] = len(self.template)
             if node.op == "input":
-                self._inputs.append(
-                    (len(self._template), node, backend.device, (node, space) in written)
+                self.inputs.append(
+                    (len(self.template), node, backend.device, (node, space) in written)
                 )
-            self._template.append(residency.get(node, backend) if node.op == "weight" else None)
+            self.template.append(residency.get(node, backend) if node.op == "weight" else None)
         # One list of slots holds every value of a run, so that a run is a loop over tuples of
         # numbers with nothing to look up.
-        self._program: list[tuple[Run, tuple[int, ...], int, tuple[int, ...], Node]] = []
-        nothing = len(self._template)  # the slot of an absent input, always None
-        self._template.append(None)
+        self.program: list[tuple[Run, tuple[int, ...], int, tuple[int, ...], Node]] = []
+        nothing = len(self.template)  # the slot of an absent input, always None
+        self.template.append(None)
         for step in plan.steps:
             beat(step.node.name)
-            slots[step.node] = len(self._template)
-            self._template.append(None)
+            slots[step.node] = len(self.template)
+            self.template.append(None)
             reads = tuple(
                 nothing if i is None else slots[(i, step.backend.space) if i.is_leaf else i]
                 for i in step.inputs
             )
-            self._program.append(
+            self.program.append(
                 (
                     _kernel(step.node, step.backend, step.in_place),
                     reads,
@@ -158,27 +159,21 @@ class Executor:
                     step.node,
                 )
             )
-        self._chains = self._prepare_chains(slots, residency)
-        self._long = {
+        self.chains = self._prepare_chains(plan, slots, residency)
+        self.long = {
             node: seconds
             for node in (s.node for s in plan.steps if s.node.op != "copy")
             if (seconds := OPS[node.op].flops(node) / SLOWEST) > LONG_S
         }
-        self._outputs = [slots[o] for o in plan.outputs]
-        self.replay: Replay | None = None
-        """Runs that are replayed; None where they are launched one by one, and why."""
-        self.not_replayed = self._make_replay(residency)
-        self._residency = residency
-        self._native: NativePlan | None = None
-        self._may_be_native = any(s.backend.native for s in plan.steps)
-        self._lock = Lock()
+        self.outputs = [slots[o] for o in plan.outputs]
 
+    @staticmethod
     def _prepare_chains(
-        self, slots: dict[tuple[Node, str] | Node, int], residency: Residency
+        plan: Plan, slots: dict[tuple[Node, str] | Node, int], residency: Residency
     ) -> dict[int, _ChainRun]:
         """Prepare chains, by the number of their first step."""
         result = {}
-        for chain, plans in zip(self.plan.chains, self.plan.blocks, strict=True):
+        for chain, plans in zip(plan.chains, plan.blocks, strict=True):
             result[chain.first] = _ChainRun(
                 chain,
                 {rows: Executor(plan, residency) for rows, plan in plans.items()},
@@ -187,6 +182,29 @@ class Executor:
                 tuple(slots[f] for s in chain.steps for f in s.frees),
             )
         return result
+
+
+class Executor:
+    """One plan, ready to run any number of times, from any thread: runs share weights and nothing
+    else.
+    """
+
+    def __init__(self, plan: Plan, residency: Residency):
+        self.plan = plan
+        self.replay: Replay | None = None
+        """Runs that are replayed; None where they are launched one by one, and why."""
+        self._residency = residency
+        self._native: NativePlan | None = None
+        self._may_be_native = any(s.backend.native and s.node.op in STORES for s in plan.steps)
+        self._lock = Lock()
+        if not self._may_be_native:
+            _ = self._by_node
+        self.not_replayed = self._make_replay()
+
+    @cached_property
+    def _by_node(self) -> _ByNode:
+        """Made when it is first needed where there may be programs, which need none of it."""
+        return _ByNode(self.plan, self._residency)
 
     def run(self, batch: Any, observe: Observer | None = None) -> list[Tensor]:
         """The outputs for one batch, whatever the graph's inputs understand by it.
@@ -224,16 +242,17 @@ class Executor:
     def _run(
         self, batch: Any, observe: Observer | None, memory: ResultMemory
     ) -> Generator[None, None, list[Tensor]]:
-        values = list(self._template)
+        steps = self._by_node
+        values = list(steps.template)
         values_of: dict[Node, Tensor] = {}
-        for slot, node, device, is_written in self._inputs:
+        for slot, node, device, is_written in steps.inputs:
             if node not in values_of:
                 values_of[node] = filled(node, batch)
             values[slot] = _located(node, values_of[node], device, is_written)
-        chains = self._chains if observe is None else {}
+        chains = steps.chains if observe is None else {}
         inside = 0  # a chain, before the step of this number
         heart = heart_here()
-        for number, (kernel, reads, result, frees, node) in enumerate(self._program):
+        for number, (kernel, reads, result, frees, node) in enumerate(steps.program):
             if number < inside:
                 continue
             if number in chains:
@@ -244,8 +263,8 @@ class Executor:
             if heart is not None:
                 heart.at = node.name
             with memory.in_use():
-                if node in self._long:
-                    with patience(self._long[node]):
+                if node in steps.long:
+                    with patience(steps.long[node]):
                         value = kernel(*inputs)
                 else:
                     value = kernel(*inputs)
@@ -256,14 +275,15 @@ class Executor:
             for slot in frees:
                 values[slot] = None
             yield
-        return [values[i] for i in self._outputs]  # type: ignore[misc]
+        return [values[i] for i in steps.outputs]  # type: ignore[misc]
 
-    def _make_replay(self, residency: Residency) -> str | None:
+    def _make_replay(self) -> str | None:
         recorders = (step.backend.recorder for step in self.plan.steps)
         recorder = next((r for r in recorders if r is not None), None)
         if recorder is None:
             return "its device records nothing"
-        kernels = {node: kernel for kernel, *_, node in self._program}
+        steps, residency = self._by_node, self._residency
+        kernels = {node: kernel for kernel, *_, node in steps.program}
 
         def by_torch(node: Node) -> bool:
             function = getattr(kernels[node], "func", kernels[node])
@@ -272,11 +292,11 @@ class Executor:
         reason = why_not(self.plan, by_torch)
         if reason is None:
             device = self.plan.steps[0].backend.device
-            written = {node: is_written for _, node, _, is_written in self._inputs}
+            written = {node: is_written for _, node, _, is_written in steps.inputs}
             self.replay = Replay(
-                [(slot, node) for slot, node, *_ in self._inputs],
-                self._template,
-                partial(_launched, self._program, self._outputs),
+                [(slot, node) for slot, node, *_ in steps.inputs],
+                steps.template,
+                partial(_launched, steps.program, steps.outputs),
                 recorder,
                 lambda node, value: _check(node, value, device, written[node]),
                 device,
@@ -287,7 +307,8 @@ class Executor:
 
     def prepare(self) -> None:
         """All that the first run would make otherwise, but for what it writes to."""
-        self._programs()
+        if self._programs() is None:
+            _ = self._by_node
 
     @property
     def is_prepared(self) -> bool:
@@ -312,8 +333,12 @@ class Executor:
             if self._native is None and self._may_be_native:
                 from mtmd.kernels.plan.native_run import native_plan
 
-                kernels = [kernel for kernel, *_ in self._program]
-                self._native = native_plan(self.plan, kernels, self._residency.get, _located)
+                self._native = native_plan(
+                    self.plan,
+                    lambda step: self._by_node.program[step][0],
+                    self._residency.get,
+                    _located,
+                )
                 self._may_be_native = self._native is not None
             return self._native
 

@@ -43,9 +43,10 @@ from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.plan.arena import ARENA, Arena, StepUse, packed
-from mtmd.kernels.plan.steps import LONG_S, SLOWEST, NativeFacts, Step
+from mtmd.kernels.plan.steps import LONG_S, SLOWEST, STORES, NativeFacts, Step
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+ALLOWED = {*DTYPES, torch.int64, torch.int32, torch.uint8, torch.bool}
 # Tokens whose attention is summed up in the same order however many of them there are, so that an
 # answer is the same to the last bit with tokens proposed and without.
 ALIKE = 8
@@ -109,7 +110,7 @@ class StepFacts:
 
 def worth(steps: Sequence[Step]) -> str | None:
     """Why a plan is better run as it is; None where it works behind a cache."""
-    if not any(s.node.op in ("kv_store", "state_store") for s in steps):
+    if not any(s.node.op in STORES for s in steps):
         return "no step of decoding"
     wide = [s for s in steps if s.node.op == "matmul" and rows_of_product(s.inputs) > MAX_ROWS]
     others = [s for s in wide if _rejects_many(s.node, s.inputs) is not None]
@@ -139,6 +140,11 @@ def foresee(
     facts = [StepFacts(s.node, s.inputs, s.backend.native) for s in steps]
     with not_compiling():
         lowered = Lowering(facts, outputs, lambda node: node.type.meta()).run()
+    return facts_of(lowered)
+
+
+def facts_of(lowered: Lowered) -> tuple[NativeFacts, int | None]:
+    """Return what `foresee` does, of a plan that is lowered."""
     programs = [part for part in lowered.parts if isinstance(part, Program)]
     reasons = Counter((node.op, reason) for node, reason in lowered.refused.items())
     threads = shared_pool().threads
@@ -329,8 +335,8 @@ class Lowering:
         rule = self.rules.get(node.op)
         if rule is None:
             return f"there is no native {node.op}"
-        for n in (node, *(i for i in step.inputs if i is not None)):
-            if n.dtype.is_floating_point and n.dtype not in DTYPES:
+        for n in (node, *step.inputs):
+            if n is not None and n.type.dtype not in ALLOWED:
                 return f"{n.type} is neither fp32 nor bf16"
         return rule.rejects(self, node, step.inputs)
 

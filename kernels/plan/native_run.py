@@ -4,7 +4,7 @@ program has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from mtmd.kernels.cpu.native.program import Frame, Pointer, Program, scratch_byt
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.arena import ARENA
-from mtmd.kernels.plan.lower import Lowered, Lowering, StepFacts, worth
+from mtmd.kernels.plan.lower import Lowered, Lowering, StepFacts, facts_of, worth
 from mtmd.kernels.plan.steps import LONG_S, SLOWEST
 from mtmd.kernels.plan.thread_choice import ThreadChoice
 from mtmd.kernels.resources.result_memory import ResultMemory, new_result
@@ -54,15 +54,15 @@ class Memory:
 class NativePlan:
     """Ready to run any number of times, from any thread: runs share weights and nothing else.
 
-    `calls` are the steps' functions and what they read; `located` checks what an input is filled
-    with. The memory of the last run is kept for the next of the same plan, of few plans; a wide
-    plan's is a `ResultMemory`, and goes with the run.
+    `calls` are the functions of steps, by number, and what they read; `located` checks what an
+    input is filled with. The memory of the last run is kept for the next of the same plan, of few
+    plans; a wide plan's is a `ResultMemory`, and goes with the run.
     """
 
     def __init__(
         self,
         lowered: Lowered,
-        calls: Sequence[tuple[Kernel, tuple[Node | None, ...], Node]],
+        calls: Mapping[int, tuple[Kernel, tuple[Node | None, ...], Node]],
         outputs: Sequence[Node],
         located: Callable[[Node, Tensor, torch.device, bool], Tensor],
         written: Collection[Node],
@@ -215,19 +215,24 @@ class NativePlan:
 
 def native_plan(
     plan: Plan,
-    kernels: Sequence[Kernel],
+    kernel: Callable[[int], Kernel],
     weight: Callable[[Node, Backend], Tensor],
     located: Callable[[Node, Tensor, torch.device, bool], Tensor],
 ) -> NativePlan | None:
-    """A plan as programs and the calls between them, None where it is not worth it. `kernels` are
-    its steps' functions.
+    """A plan as programs and the calls between them, None where it is not worth it. `kernel` gives
+    the function of a step, by its number.
     """
     if worth(plan.steps) is not None or {s.backend.space for s in plan.steps} != {"cpu"}:
         return None
     steps = [StepFacts(s.node, s.inputs, s.backend.native) for s in plan.steps]
     backend = plan.steps[0].backend
     lowered = Lowering(steps, plan.outputs, lambda node: weight(node, backend)).run()
-    calls = [(k, s.inputs, s.node) for k, s in zip(kernels, plan.steps, strict=True)]
+    plan.note_programs(facts_of(lowered))
+    calls = {
+        part: (kernel(part), plan.steps[part].inputs, plan.steps[part].node)
+        for part in lowered.parts
+        if isinstance(part, int)
+    }
     written = {
         s.inputs[0] for s in plan.steps if s.inputs and s.inputs[0] and OPS[s.node.op].writes_first
     }

@@ -225,6 +225,10 @@ class Plan:
 
         return foresee(self.steps, self.outputs)
 
+    def note_programs(self, facts: tuple[NativeFacts, int | None]) -> None:
+        """Take from whoever has lowered the plan what `native` would lower it for once more."""
+        vars(self)["_native"] = facts
+
     def _peak(
         self, workspace: Callable[[Step], int], block_bytes: Callable[[Plan], dict[str, int]]
     ) -> dict[str, int]:

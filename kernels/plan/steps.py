@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # reports have `NativeFacts`, and load without torch
 
 SLOWEST = 1e9  # FLOP/s: a node or a program that takes longer hangs
 LONG_S = 10.0  # nodes that may take longer at this rate say so
+STORES = ("kv_store", "state_store")  # ops of steps that decode or read prompts
 
 
 @dataclass(frozen=True)

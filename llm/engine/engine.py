@@ -17,7 +17,7 @@ from torch import Tensor
 from mtmd.base.errors import DeviceError, MtmdError
 from mtmd.kernels.cpu.sampling import rows as host_sampling
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.llm.batch import FEW, Batch
+from mtmd.llm.batch import FEW, Batch, BatchShape
 from mtmd.llm.engine.constraints import Constraints
 from mtmd.llm.engine.drafts import Drafts
 from mtmd.llm.engine.make_batch import make_batch
@@ -208,15 +208,21 @@ class Engine:
         if planned and self.plans is not None:
             self.plans.take(batch.shape)
         # The smallest step runs in any case: waiting frees nothing where all wait.
-        while not self._may_run(self.runner.plan(batch.shape)) and (smaller := step.smaller()):
+        while not self._may_run(self._planned(batch.shape)) and (smaller := step.smaller()):
             step, batch = smaller, self._batch(smaller)
-        planned |= not self.runner.is_ready(batch.shape)
-        if self.runner.lead is None:  # else all ranks make it at once, as they begin
-            self.runner.prepare(batch.shape)
+            planned |= not self.runner.is_ready(batch.shape)
         self.drafts.save(step.parts)
         logits = self.runner.forward(batch)
         self.steps, self.rows = self.steps + 1, self.rows + step.rows
         return Ran(step, logits if batch.answers else None, planned)
+
+    def _planned(self, shape: BatchShape) -> Plan:
+        """Return the plan of a batch, ready to run: its programs tell the memory that it takes.
+        Where there are ranks, all of them make those at once, as they begin.
+        """
+        if self.runner.lead is None:
+            self.runner.prepare(shape)
+        return self.runner.plan(shape)
 
     def _batch(self, step: Step) -> Batch:
         parts = [(sequence, self._next_spans(sequence, count)) for sequence, count in step.parts]

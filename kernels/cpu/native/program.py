@@ -29,10 +29,9 @@ import ctypes
 import platform
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -52,8 +51,7 @@ FUNCTION, AT, UNITS, CHUNK, PARTS, FULL, AGAIN = range(7)
 WORDS = 8
 
 
-@dataclass(frozen=True)
-class Instruction:
+class Instruction(NamedTuple):
     """`args` are whole numbers, and `Pointer`s that a run puts addresses in the place of. `chunk`
     units are claimed at once. `again`: it may be done twice, even after the run.
     """
@@ -71,8 +69,7 @@ def scratch_bytes(size: int, threads: int) -> int:
     return -(-size // 64) * 64 * threads + 64
 
 
-@dataclass(frozen=True)
-class Pointer:
+class Pointer(NamedTuple):
     """A place in the memory that is number `root` of a run, `offset` bytes on."""
 
     root: int
@@ -171,33 +168,31 @@ class Program:
     def __init__(self, instructions: Sequence[Instruction], scratch: int = 0, again: bool = True):
         self.instructions = tuple(instructions)
         self.scratch = -(-scratch // 64) * 64
-        table = np.zeros((len(self.instructions), WORDS), np.int64)
+        table: list[tuple[int, ...]] = []
         values: list[int] = []
-        locations: list[int] = []
-        location_roots: list[int] = []
-        for row, ins in zip(table, self.instructions, strict=True):
-            chunk = max(ins.chunk, -(-ins.units // CHUNKS), 1)
-            parts = max(-(-ins.units // chunk), 1)
+        locations: dict[int, list[int]] = {}
+        for address, args, units, chunk, is_repeatable, _ in self.instructions:
+            chunk = max(chunk, -(-units // CHUNKS), 1)
+            parts = max(-(-units // chunk), 1)
             full = (1 << parts) - 1
-            row[FUNCTION], row[AT] = ins.address, len(values)
-            row[UNITS], row[CHUNK], row[PARTS] = ins.units, chunk, parts
-            row[FULL] = full - (1 << 64) if full >> 63 else full
-            row[AGAIN] = ins.again and again
-            for arg in ins.args:
+            full = full - (1 << 64) if full >> 63 else full
+            table.append(
+                (address, len(values), units, chunk, parts, full, is_repeatable and again, 0)
+            )
+            for at, arg in enumerate(args, len(values)):
                 if isinstance(arg, Pointer):
-                    locations.append(len(values))
-                    location_roots.append(arg.root)
-                    values.append(arg.offset)
+                    root, offset = arg
+                    locations.setdefault(root, []).append(at)
+                    values.append(offset)
                 else:
                     values.append(arg)
-        self.table = table
+        self.table = np.array(table, np.int64).reshape(-1, WORDS)
         self._args = np.array(values or [0], np.int64)
         self.roots = 0
         self.locations: list[np.ndarray] = []
         """Of each root, where in the arguments its addresses are."""
-        self.set_roots(max(location_roots, default=-1) + 1)
-        for root in set(location_roots):
-            result = [p for p, r in zip(locations, location_roots, strict=True) if r == root]
+        self.set_roots(max(locations, default=-1) + 1)
+        for root, result in locations.items():
             self.locations[root] = np.array(result, np.int64)
 
     def set_roots(self, count: int) -> None:

@@ -359,7 +359,7 @@ def test_a_joint_weight_is_held_once():
         storages = {
             t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
             for e in executors
-            for t in e._template
+            for t in e._by_node.template
             if t is not None
         }
         assert sum(storages.values()) == residency.bytes["stand-in"] == 4 * 24 * (D + 1)
