@@ -166,8 +166,15 @@ class PrefixFamily(Protocol):
     in both directions.
     """
 
+    prefix: bool
+
+
+@runtime_checkable
+class TemplatedFamily(Protocol):
+    """A family whose published checkpoints have no chat template."""
+
     template: str
-    """How messages become a prompt, where a checkpoint has no chat template, as published ones."""
+    """How messages become a prompt, where a checkpoint has no chat template."""
 
 
 @runtime_checkable
@@ -225,7 +232,7 @@ def own_template(family: object) -> str | None:
     """Return how messages become a prompt of a family that needs no chat template, None of others,
     which do.
     """
-    return family.template if isinstance(family, PrefixFamily) else None
+    return family.template if isinstance(family, TemplatedFamily) else None
 
 
 def vision_family(model_type: str, config: Settings, image: Settings) -> VisionFamily:

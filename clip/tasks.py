@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
+from mtmd.base.errors import OptionError
+
 TASKS = ("markdown", "text", "table", "formula", "layout")
 
 
@@ -17,6 +19,13 @@ class Tasked(Protocol):
     @property
     def tasks(self) -> Mapping[str, str]:
         """Return the prompts by task, those of `TASKS` that it has."""
+
+
+def check_task(task: str, prompts: Mapping[str, str]) -> None:
+    """Raises OptionError for a task that is not among a model's prompts."""
+    if task not in prompts:
+        has = f"it has {', '.join(prompts)}" if prompts else "it has none; ask in your own words"
+        raise OptionError(f"task: found {task}, which this model was not made for; {has}")
 
 
 def tasks_of(family: object) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""The table of families in docs/models.md, and the list of their names in README.md, made from the
-checkpoints that the tests build. The last column is the share of a decode step's nodes that run as
-machine code on a CPU: the minimum over the variants of a row.
+"""The tables of families and of their tasks in docs/models.md, and the list of their names in
+README.md, made from the checkpoints that the tests build. The last column of the first is the share
+of a decode step's nodes that run as machine code on a CPU: the minimum over the variants of a row.
 
 python tools/family_table.py            writes both
 python tools/family_table.py --check    exits with 1 if a file has other text
@@ -12,16 +12,24 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LINE = 150  # of README.md
-BEGIN, END = "<!-- families: made by tools/family_table.py -->", "<!-- end of families -->"
+# Models of a row that no variant builds, and what of its vision family says that they are these.
+ALSO = {
+    "GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR": {"GLM-OCR": {"ocr": True}},
+    "InternVL 2.5, 3, 3.5, Qianfan-OCR": {"Qianfan-OCR": {"marker": "<image>"}},
+}
+BEGIN, END = "<!-- {}: made by tools/family_table.py -->", "<!-- end of {} -->"
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("families", "support")]
 
 from mtmd.checkpoint.checkpoint import Checkpoint  # noqa: E402
 from mtmd.checkpoint.open import open_checkpoint  # noqa: E402
 from mtmd.clip.family import FAMILIES as VISION  # noqa: E402
+from mtmd.clip.tasks import tasks_of  # noqa: E402
 from mtmd.llm.batch import BatchShape  # noqa: E402
 from mtmd.llm.family import FAMILIES as TEXT  # noqa: E402
 from mtmd.model import Model  # noqa: E402
@@ -46,6 +54,26 @@ def rows() -> Iterator[str]:
     yield f"As GGUF: decoders of {_names(TEXT)}; projectors of {_names(VISION)}."
 
 
+def tasks() -> Iterator[str]:
+    """One line for all variants of a row that have the same tasks."""
+    from table import ROWS
+
+    yield "| model | tasks |"
+    yield "|---|---|"
+    for row in ROWS.values():
+        variants: dict[tuple[str, ...], list[str]] = {}
+        for variant, build in row.variants.items():
+            has = tuple(tasks_of(_open(build)[0].vision))
+            variants.setdefault(has, []).append(variant)
+        for name, changes in ALSO.get(row.name, {}).items():
+            family = _open(next(iter(row.variants.values())))[0].vision
+            variants[tuple(tasks_of(replace(family, **changes)))] = [name]  # type: ignore[type-var]
+        for has, alike in variants.items():
+            if has:
+                of = row.name if len(variants) == 1 else "; ".join(alike)
+                yield f"| {of} | {', '.join(f'`{task}`' for task in has)} |"
+
+
 def names() -> Iterator[str]:
     """The names of all rows, one sentence."""
     from table import ROWS
@@ -54,22 +82,24 @@ def names() -> Iterator[str]:
     yield from textwrap.wrap(f"{sentence}.", LINE, break_on_hyphens=False)
 
 
-FILES = {ROOT / "docs" / "models.md": rows, ROOT / "README.md": names}
+MODELS, README = ROOT / "docs" / "models.md", ROOT / "README.md"
+REGIONS = [(MODELS, "families", rows), (MODELS, "tasks", tasks), (README, "families", names)]
 
 
 def main(arguments: list[str]) -> int:
     """0, or 1 if `--check` finds other text in a file."""
     other = False
-    for path, lines in FILES.items():
-        text = path.read_text()
-        before, _, rest = text.partition(BEGIN)
-        made = before + "\n".join([BEGIN, *lines(), END]) + rest.partition(END)[2]
+    for path, region, lines in REGIONS:
+        text, begin, end = path.read_text(), BEGIN.format(region), END.format(region)
+        before, _, rest = text.partition(begin)
+        made = before + "\n".join([begin, *lines(), end]) + rest.partition(end)[2]
         other |= made != text
         if arguments != ["--check"]:
             path.write_text(made)
     return int(other and arguments == ["--check"])
 
 
+@cache
 def _open(build: object) -> tuple[Checkpoint, float]:
     """The variant, and the share of its decoder that is machine code."""
     with tempfile.TemporaryDirectory() as folder:

@@ -19,6 +19,19 @@ from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
+# As transformers' processor asks, whose checkpoints have no template.
+TEMPLATE = (
+    "<|im_start|>system\n{% if messages[0].role == 'system' %}{{ messages[0].content }}{% else %}"
+    "You should follow the instructions carefully and explain your answers in detail.{% endif %}"
+    "<|im_end|>{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
+    "{% if c.type == 'image' %}{{ '<img><imgpad></img>\\n' }}{% elif 'text' in c %}{{ c.text }}"
+    "{% endif %}{% endfor %}{% endif %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+# Of formats the authors have one, Mathpix's Markdown.
+FORMATTED = " OCR with format: "
+TASKS = {"markdown": FORMATTED, "text": " OCR: ", "table": FORMATTED, "formula": FORMATTED}
 CONVOLUTIONS = {
     "proj.conv1": "multi_modal_projector.conv_upsampler1",
     "proj.conv2": "multi_modal_projector.conv_upsampler2",
@@ -31,6 +44,8 @@ class GotOcr2Vision:
     text_width: int
     resolution: FixedSquare
 
+    tasks = TASKS
+    template = TEMPLATE
     marker = "<imgpad>"
     around = ("<img>", "</img>")
     image_token = "<imgpad>"

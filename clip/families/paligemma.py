@@ -47,6 +47,7 @@ class PaliGemmaVision:
     separator = None
     video = None
     template = TEMPLATE
+    prefix = True
     unused = (r"(model\.)?vision_tower\.(vision_model\.)?head\..*",)  # SigLIP's pooling head
 
     def parameters(self) -> Mapping[str, Parameter]:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path, PurePath
 
 from mtmd.base.errors import OptionError
 from mtmd.batch.output import Row
+
+# A line before the text of a block of a page, that says what and where the block is
+_BLOCK = re.compile(
+    r"^<\|ref\|>[a-z_]{1,32}<\|/ref\|>[ \t]{0,9}<\|det\|>[^<\n]*<\|/det\|>[ \t]*\n"
+    r"(?!<\|ref\|>|\Z)",
+    re.M,
+)
 
 
 def check_folder(folder: Path) -> None:
@@ -30,4 +38,5 @@ def write_markdown(folder: Path, row: Row) -> None:
         return
     path = markdown_path(folder, row.image)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(row.text.rstrip("\n") + "\n", encoding="utf-8")
+    text = _BLOCK.sub("", row.text)
+    path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")

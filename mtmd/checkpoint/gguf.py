@@ -28,7 +28,7 @@ from mtmd.checkpoint.ollama_layout import (
 )
 from mtmd.checkpoint.sampling import of_gguf
 from mtmd.clip.audio_family import AudioFamily, gguf_audio_family
-from mtmd.clip.family import VisionFamily, gguf_vision_family
+from mtmd.clip.family import VisionFamily, gguf_vision_family, own_template
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.checkpoint.rotary import FACTORS, with_factors
@@ -111,6 +111,8 @@ def open_gguf(
         if template
         else _template(file, tokenizer, where)
     )
+    if chat.missing and (source := own_template(vision)) is not None:
+        chat = ChatTemplate(source, tokenizer.special_text, f"{where}: the template of its family")
     return Checkpoint(
         path,
         vision,

@@ -19,6 +19,7 @@ from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.requantize import weights_note, with_weights
 from mtmd.clip.encoder import AudioEncoder, Encoder
 from mtmd.clip.image.isolated import start as start_picture_workers
+from mtmd.clip.tasks import check_task, tasks_of
 from mtmd.clip.token_budget import Budget
 from mtmd.clip.warmup import encoder_placement
 from mtmd.environment import launcher
@@ -251,7 +252,10 @@ class LoadedModel:
         if values.get("grammar") is not None:
             source = grammar_source(values["grammar"], self.grammars.check)
             values = {**values, "grammar": CheckedSchema(source)}
-        return options(AnswerOptions, self._with_own_sampling(given(values)))
+        made = options(AnswerOptions, self._with_own_sampling(given(values)))
+        if made.task is not None:
+            check_task(made.task, tasks_of(self.checkpoint.vision))
+        return made
 
     def _with_own_sampling(self, values: dict[str, Any]) -> dict[str, Any]:
         way: Any = values.get("sampling", AnswerOptions.sampling)

@@ -60,6 +60,12 @@ class Conversation:
     audio: tuple[Recording, ...] = ()
 
 
+class OwnWords(str):
+    """A text that is the model's own and not a user's: spellings of special tokens in it become
+    those tokens. No text from outside has this type.
+    """
+
+
 @dataclass(frozen=True)
 class RawPrompt:
     """A prompt without a chat template: text, in which the spellings of special tokens are those
@@ -473,7 +479,8 @@ def _part(part: Any, where: str, seal: Callable[[str], str], media: _Media) -> d
                 f"{where}: the text is of type {type(part['text']).__name__}, expected a str; "
                 "write what you want to know"
             )
-        return {"type": "text", "text": seal(part["text"])}
+        text = part["text"]
+        return {"type": "text", "text": str(text) if isinstance(text, OwnWords) else seal(text)}
     if kind == "image" and "image" in part:
         media.images.append(part["image"])
         return {"type": "image"}

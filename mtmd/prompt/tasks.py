@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mtmd.base.errors import OptionError, PromptError
-from mtmd.prompt.conversation import Message
+from mtmd.base.errors import PromptError
+from mtmd.clip.tasks import check_task
+from mtmd.prompt.conversation import Message, OwnWords
 
 CONFLICT = "task: found with a prompt, expected one of them; a task has its own prompt"
 
@@ -25,9 +26,7 @@ def with_task(messages: Sequence[Message], task: str, prompts: Mapping[str, str]
     those of the model. Raises OptionError for a task that it does not have, PromptError for a last
     turn with words of its own.
     """
-    if task not in prompts:
-        has = f"it has {', '.join(prompts)}" if prompts else "it has none; ask in your own words"
-        raise OptionError(f"task: found {task}, which this model was not made for; {has}")
+    check_task(task, prompts)
     *before, last = messages
     content = last.get("content")
     parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else []
@@ -35,7 +34,8 @@ def with_task(messages: Sequence[Message], task: str, prompts: Mapping[str, str]
     pictures = [part for part in parts if not _is_blank(part)]
     if last.get("role") != "user" or any("text" in part for part in pictures):
         raise PromptError(CONFLICT)
-    return [*before, {**last, "content": [*pictures, {"type": "text", "text": prompts[task]}]}]
+    question = {"type": "text", "text": OwnWords(prompts[task])}
+    return [*before, {**last, "content": [*pictures, question]}]
 
 
 def _is_blank(part: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from common import Oracle, Row, build_processor, randomize, save, tokenizer, write
 from torchvision_stand_in import torchvision_here
 
-SPECIAL = ("<s>", "</s>", "<pad>", "<image>")
+SPECIAL = ("<s>", "</s>", "<pad>", "<image>", "<|grounding|>")
 NAMES = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "image_token": "<image>"}
 TEMPLATE = """{{ bos_token }}{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}\
 {% if c.type == 'image' %}{{ '<image>\\n' }}{% elif c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"""

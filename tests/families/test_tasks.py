@@ -5,6 +5,7 @@ model was not made for.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from mtmd.clip.tasks import TASKS, tasks_of
 from mtmd.events import Answer
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
-from mtmd.prompt.tasks import LOCATION_TOKEN
+from mtmd.prompt.tasks import LOCATION_TOKEN, with_task
 
 Build = Callable[[str, str], Oracle]
 PAGE = picture(0, 70, 50)
@@ -85,3 +86,48 @@ def test_marks_of_places_stay_in_answers() -> None:
     assert not any(
         map(LOCATION_TOKEN.fullmatch, ("<|im_end|>", "<|LOC|>", "</s>", "<|grounding|>"))
     )
+
+
+def test_a_special_token_of_a_task_is_that_token(build: Build) -> None:
+    """DeepSeek-OCR's, in a conversation that a published folder has no template for."""
+    folder = build("deepseek_ocr", "DeepSeek-OCR, as its authors").folder
+    model = Model(open_checkpoint(folder), LoadOptions(device="cpu", dtype="fp32"))
+    tokenizer = model.checkpoint.tokenizer
+    tasks = tasks_of(model.checkpoint.vision)
+    assert list(tasks) == ["markdown", "text", "layout"]
+    grounding = tokenizer.id("<|grounding|>")
+    for task, words in tasks.items():
+        asked = prompt_of(model.answer(PAGE, task=task, max_tokens=1))
+        assert (grounding in asked) is words.startswith("<|grounding|>")
+        assert asked[-len(tokenizer.encode(words)) :] == tuple(tokenizer.encode(words))
+        # What a user writes stays text.
+        assert grounding not in prompt_of(model.answer(PAGE, words, max_tokens=1))
+
+
+def test_prompts_of_folders_without_a_template(build: Build, tmp_path: Path) -> None:
+    """As published ones are: DeepSeek-OCR's as its authors write them, GOT-OCR 2's as transformers'
+    processor does.
+    """
+    for family, variant in (
+        ("deepseek_ocr", "DeepSeek-OCR, as its authors"),
+        ("deepseek_ocr", "Unlimited-OCR"),
+        ("got_ocr2", "SAM and Qwen2, tied"),
+    ):
+        oracle = build(family, variant)
+        folder = tmp_path / variant
+        folder.mkdir()
+        for file in oracle.folder.iterdir():
+            if file.name != "chat_template.jinja":
+                (folder / file.name).symlink_to(file)
+        model = Model(open_checkpoint(folder), LoadOptions(device="cpu", dtype="fp32"))
+        for task, words in tasks_of(model.checkpoint.vision).items():
+            turn = {"role": "user", "content": [{"type": "image", "image": PAGE}]}
+            shown = model.prompts.rendered(with_task([turn], task, {task: words}))
+            if family == "got_ocr2":
+                formatted = "with format" in words
+                theirs = oracle.processor(images=[PAGE], format=formatted, return_tensors="pt")
+                ours = prompt_of(model.answer(PAGE, task=task, max_tokens=1))
+                assert list(ours) == theirs["input_ids"][0].tolist()
+            else:
+                marker = "<image>" if variant == "Unlimited-OCR" else "<image>\n"
+                assert shown == f"<s>{marker}{words}"

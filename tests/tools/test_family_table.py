@@ -18,8 +18,10 @@ def test_both_are_up_to_date() -> None:
 
 def test_another_table_is_found(tmp_path: Path, monkeypatch) -> None:
     other = tmp_path / "models.md"
-    other.write_text(f"# x\n{family_table.BEGIN}\n| nothing |\n{family_table.END}\nrest\n")
-    monkeypatch.setattr(family_table, "FILES", {other: lambda: iter(["| models |"])})
+    begin, end = family_table.BEGIN.format("tasks"), family_table.END.format("tasks")
+    other.write_text(f"# x\n{begin}\n| nothing |\n{end}\nrest\n")
+    regions = [(other, "tasks", lambda: iter(["| models |"]))]
+    monkeypatch.setattr(family_table, "REGIONS", regions)
     assert family_table.main(["--check"]) == 1
     assert family_table.main([]) == 0 == family_table.main(["--check"])
-    assert other.read_text() == f"# x\n{family_table.BEGIN}\n| models |\n{family_table.END}\nrest\n"
+    assert other.read_text() == f"# x\n{begin}\n| models |\n{end}\nrest\n"

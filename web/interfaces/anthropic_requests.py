@@ -27,6 +27,7 @@ from mtmd.web.interfaces.fields import (
     Schema,
     Several,
     Stops,
+    Task,
     Temperature,
     Text,
     Tools,
@@ -293,6 +294,7 @@ class MessagesRequest(CountRequest):
     stop_sequences: Stops | None = None
     stream: bool | None = None
     output_format: JsonFormat | None = None
+    task: Task | None = None
 
     @property
     def streams(self) -> bool:
@@ -307,6 +309,7 @@ class MessagesRequest(CountRequest):
             top_p=self.top_p,
             stop=tuple(self.stop_sequences) if self.stop_sequences else None,
             json_schema=promised(written.schema_) if written else None,
+            task=self.task,
         )
 
 

@@ -27,6 +27,7 @@ from mtmd.web.interfaces.fields import (
     Penalty,
     Schema,
     Stops,
+    Task,
     Temperature,
     Tools,
     given,
@@ -111,7 +112,8 @@ class Message(Loose):
 
 class Answered(Request):
     """Describes what requests for answers have in common. Of `keep_alive` 0 alone means something,
-    in a request that asks nothing: how long models stay is the server's choice.
+    in a request that asks nothing: how long models stay is the server's choice. `task` is not
+    Ollama's.
     """
 
     harmless: ClassVar[frozenset[str]] = frozenset(("keep_alive", "truncate", "shift"))
@@ -122,6 +124,7 @@ class Answered(Request):
     options: Options | None = None
     stream: bool | None = None
     think: bool | Effort | None = None
+    task: Task | None = None
 
     @property
     def unloads(self) -> bool:
@@ -150,7 +153,8 @@ class Answered(Request):
     def chosen(self) -> dict[str, Any]:
         """The fields of AnswerOptions that were given. Raises ApiError."""
         schema = {"type": "object"} if self.format == "json" else promised(self.format or None)
-        return (self.options.chosen() if self.options else {}) | given(json_schema=schema)
+        options = self.options.chosen() if self.options else {}
+        return options | given(json_schema=schema, task=self.task)
 
 
 class ChatRequest(Answered):

@@ -35,6 +35,7 @@ from mtmd.web.interfaces.fields import (
     Schema,
     Seconds,
     Several,
+    Task,
     Temperature,
     Text,
     Tools,
@@ -317,6 +318,7 @@ class ResponsesRequest(Request):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include: list[str] | None = Field(default=None, max_length=64)
+    task: Task | None = None
 
     @property
     def is_saved(self) -> bool:
@@ -422,4 +424,5 @@ class ResponsesRequest(Request):
             temperature=self.temperature,
             top_p=self.top_p,
             json_schema=schema,
+            task=self.task,
         )

@@ -15,6 +15,8 @@ from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import GgufTower, attend, learned_queries, split_heads, swiglu
 from mtmd.clip.families.deepseek_ocr.parts import (
     SEPARATOR,
+    TASKS,
+    TEMPLATE,
     gguf_tiles,
     is_published,
     projector_parameters,
@@ -75,6 +77,9 @@ class DeepseekOcr2Vision:
     text_width: int
     resolution: TilesThenWhole
 
+    tasks = TASKS
+    template = TEMPLATE
+    box_scale = "1000"
     marker = "<image>"
     around = ("", "")
     image_token = "<image>"

@@ -15,6 +15,19 @@ from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.graph import Shape
 
+# Published checkpoints have no template: their authors write one text behind another.
+UNLIMITED_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for c in m.content %}{% if c.type == 'image' %}{{ '<image>' }}{% elif 'text' in c %}"
+    "{{ c.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+)
+TEMPLATE = UNLIMITED_TEMPLATE.replace("<image>", "<image>\\n")
+UNLIMITED_TASKS = {"markdown": "document parsing."}
+TASKS = {
+    "markdown": "<|grounding|>Convert the document to markdown.",
+    "text": "Free OCR.",
+    "layout": "<|grounding|>OCR this image.",
+}
 SEPARATOR = "v.view_seperator"  # spelled so in every file
 
 

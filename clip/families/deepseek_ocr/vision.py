@@ -24,6 +24,10 @@ from mtmd.clip.blocks import (
 from mtmd.clip.families.deepseek_ocr import ocr2
 from mtmd.clip.families.deepseek_ocr.parts import (
     SEPARATOR,
+    TASKS,
+    TEMPLATE,
+    UNLIMITED_TASKS,
+    UNLIMITED_TEMPLATE,
     gguf_tiles,
     is_published,
     projector_parameters,
@@ -69,7 +73,9 @@ class DeepseekOcrVision:
     grid: int
     text_width: int
     resolution: TilesThenWhole
+    unlimited: bool
 
+    box_scale = "1000"
     marker = "<image>"
     around = ("", "")
     image_token = "<image>"
@@ -80,6 +86,16 @@ class DeepseekOcrVision:
         r"(model\.)?vision_(model|tower\.vision_encoder)\.embeddings\.(patch_embedding\..*|position_ids)",
         r"v\.patch_embd\.weight",
     )
+
+    @property
+    def tasks(self) -> Mapping[str, str]:
+        """Return the authors' prompts."""
+        return UNLIMITED_TASKS if self.unlimited else TASKS
+
+    @property
+    def template(self) -> str:
+        """Return how the authors write a conversation."""
+        return UNLIMITED_TEMPLATE if self.unlimited else TEMPLATE
 
     def parameters(self) -> Mapping[str, Parameter]:
         width, text = self.vit.width, self.text_width
@@ -248,4 +264,5 @@ def read(top: Settings, image: Settings) -> DeepseekOcrVision | ocr2.DeepseekOcr
             newlines=True,
             by_tensor=kind == "unlimited_ocr",
         ),
+        unlimited=kind == "unlimited_ocr",
     )

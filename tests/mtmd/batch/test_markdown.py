@@ -56,3 +56,14 @@ def test_the_command(document: Path, tmp_path: Path, mtmd) -> None:  # type: ign
     for row in rows:
         written = markdown_path(pages, row["image"]).read_text()
         assert written == row["text"].rstrip("\n") + "\n"
+
+
+def test_lines_that_say_where_blocks_are_stay_out(tmp_path: Path) -> None:
+    def written(text: str) -> str:
+        write_markdown(tmp_path, Row("page.png", text=text))
+        return (tmp_path / "page.png.md").read_text()
+
+    block = "<|ref|>sub_title<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>\n"
+    assert written(f"{block}# May\n\n{block}words\n") == "# May\n\nwords\n"
+    lines = f"{block}<|ref|>Two words<|/ref|><|det|>[[5, 6, 7, 8]]<|/det|>\n"
+    assert written(lines) == lines  # a list of texts and boxes has no others
