@@ -62,8 +62,8 @@ class PageTiling(StretchedTiling):
         return not self.below or columns * self.tile / size[0] < self.below
 
     def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        most = max(self.maximum, self.dense)
-        return budget.maximum([self.tokens(most), self.tokens(1)])
+        largest = max(self.maximum, self.dense)
+        return budget.maximum([self.tokens(largest), self.tokens(1)])
 
 
 def page_grid(size: Size, grids: Any, tile: int) -> Size:
