@@ -12,6 +12,7 @@ import time
 from collections import abc, deque
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from mtmd.base.errors import DeviceError, MtmdError
@@ -34,6 +35,7 @@ from mtmd.llm.engine.speculation import MAX_ROWS, Mode, speculation
 from mtmd.llm.plan_maker import PlanMaker
 from mtmd.llm.sampling.batch_sampler import Sampled
 from mtmd.llm.sampling.logit_rows import Row, rows_of
+from mtmd.llm.sampling.sampler import may_change
 from mtmd.llm.state import PAGE, Cache
 
 # For constraints that do not know yet what may come next: of one batch together, and where nothing
@@ -86,8 +88,9 @@ class Engine:
             runner.recurrent_bytes,
             runner.pace,
         )
-        if not self.samples_batches:
-            host_sampling.prepare()  # else the first token would wait for it
+        if not self.samples_batches:  # else the first token would wait for it
+            logits = runner.plan(BatchShape(1)).outputs[-1]
+            host_sampling.prepare("bf16" if logits.dtype == torch.bfloat16 else "f32")
         self._prompts: dict[Sequence, Prompt] = {}
         """Spans laid out: here, so that the record that the scheduler works on holds no tensors."""
         self.drafts = Drafts(self.speculation, self.cache)
@@ -118,6 +121,8 @@ class Engine:
         token without an embedding.
         """
         self.runner.check(prompt.spans)
+        if not self.samples_batches and may_change(prompt.sampler.sampling):
+            host_sampling.prepare("f32")  # which such logits are copied to
         spans, position = lay_out(prompt.spans, 0)
         pictures, each = seen_in(spans), list(identities(spans))
         # What tokens attend to beside each other counts for the first of them, too.

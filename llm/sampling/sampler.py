@@ -144,6 +144,16 @@ def _copied(values: np.ndarray) -> np.ndarray:
     return result
 
 
+def may_change(sampling: Sampling) -> bool:
+    """Return whether logits of an answer may be changed, at its first token or at a later one."""
+    return bool(
+        sampling.repetition_penalty != 1
+        or sampling.logit_bias
+        or sampling.frequency_penalty
+        or sampling.presence_penalty
+    )
+
+
 def changes(sampling: Sampling, seen: Sequence[int], written: Sequence[int]) -> bool:
     """Return whether anything is asked that changes logits."""
     return bool(

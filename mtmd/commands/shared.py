@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from mtmd.base.garbage import without_collections
 from mtmd.base.options import defaults_of, options_of
 from mtmd.clip.video.frame_request import FrameRequest, check_request
 from mtmd.commands.arguments import add_options, options_in
@@ -397,7 +398,8 @@ def load_from(args: argparse.Namespace, parallel: int | None = None) -> Any:
     from mtmd.checkpoint.hub import is_demo
 
     is_here = check_loading(args)
-    with loading("the demo model" if is_demo(args.model) else args.model) as status:
+    shown = "the demo model" if is_demo(args.model) else args.model
+    with without_collections(), loading(shown) as status:
         from mtmd.loading import load
 
         if not is_here:

@@ -4,6 +4,7 @@ process.
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ def mtmd(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
         return Ran(code, *capsys.readouterr())
 
     yield run
+    gc.unfreeze()  # a command has a process of its own else, and models that end with it
     ask_threads(None)
     torch.set_num_threads(threads)
 

@@ -11,10 +11,12 @@ to last and writes nothing but their results, so that any thread may do any unit
 
 from __future__ import annotations
 
+import math
 import platform
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 from llvmlite import ir
@@ -196,25 +198,25 @@ class Value:
         assert self.lanes == 1
         if lanes == 1:
             return self
-        b = self.e.b
         vector = ir.VectorType(self.type, lanes)
-        one = b.insert_element(ir.Constant(vector, ir.Undefined), self.ir, ir.Constant(I32, 0))
-        mask = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
-        return Value(self.e, b.shuffle_vector(one, one, mask))
+        if isinstance(self.ir, ir.Constant) and self.ir.constant not in (None, ir.Undefined):
+            return self.e.const(vector, self.ir.constant)
+        b = self.e.b
+        one = b.insert_element(ir.Constant(vector, ir.Undefined), self.ir, _whole(0))
+        return Value(self.e, b.shuffle_vector(one, one, _lanes((0,) * lanes)))
 
     def shuffle(self, lanes: Sequence[int], other: Value | None = None) -> Value:
         """Lanes of this vector, and of `other` counted on, in any order."""
         second = other.ir if other is not None else ir.Constant(self.type, ir.Undefined)
-        mask = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
-        result = self.e.b.shuffle_vector(self.ir, second, mask)
+        result = self.e.b.shuffle_vector(self.ir, second, _lanes(tuple(lanes)))
         return Value(self.e, result) if len(lanes) > 1 else Value(self.e, result)[0]
 
     def __getitem__(self, lane: int | Value) -> Value:
-        index = lane.ir if isinstance(lane, Value) else ir.Constant(I32, lane)
+        index = lane.ir if isinstance(lane, Value) else _whole(lane)
         return Value(self.e, self.e.b.extract_element(self.ir, index))
 
     def insert(self, lane: int, value: Value) -> Value:
-        return Value(self.e, self.e.b.insert_element(self.ir, value.ir, ir.Constant(I32, lane)))
+        return Value(self.e, self.e.b.insert_element(self.ir, value.ir, _whole(lane)))
 
     def concat(self, other: Value) -> Value:
         """This vector's lanes, then the other's."""
@@ -356,6 +358,8 @@ class Emitter:
         self.b = ir.IRBuilder(self.function.append_basic_block())
         self.params = [Value(self, a) for a in self.function.args]
         self._tables = 0
+        self._constants: dict[Any, ir.Constant] = {}
+        """Those of `const`: a kernel has few and uses them often, and each is long as a text."""
         if len(params) == 4:
             self.args, self.first, self.last, self.scratch = self.params
 
@@ -383,13 +387,16 @@ class Emitter:
     def const(self, type_: ir.Type, value: Number | Sequence[Number]) -> Value:
         """A number in every lane, or a number each."""
         scalar, lanes = scalar_of(type_), lanes_of(type_)
-        if lanes == 1:
-            assert isinstance(value, (int, float))
-            return Value(self, ir.Constant(scalar, _fit(scalar, value)))
-        values = [value] * lanes if isinstance(value, (int, float)) else list(value)
-        return Value(
-            self, ir.Constant(type_, [ir.Constant(scalar, _fit(scalar, v)) for v in values])
-        )
+        each = (value,) if isinstance(value, (int, float)) else tuple(value)
+        # Tells -0.0 from 0.0, which are equal
+        key = type_, each, tuple(math.copysign(1.0, v) for v in each if v == 0)
+        constant = self._constants.get(key)
+        if constant is None:
+            numbers = [ir.Constant(scalar, _fit(scalar, v)) for v in each]
+            numbers = numbers * lanes if len(numbers) == 1 else numbers
+            constant = numbers[0] if lanes == 1 else ir.Constant(type_, numbers)
+            self._constants[key] = constant
+        return Value(self, constant)
 
     def i64(self, value: Operand) -> Value:
         return value if isinstance(value, Value) else self.const(I64, int(value))
@@ -934,6 +941,18 @@ def _fit(scalar: ir.Type, value: Number) -> Number:
         number = float(value)
         return float(struct.unpack("f", struct.pack("f", number))[0])
     return float(value) if scalar == F64 else int(value)
+
+
+@lru_cache(maxsize=1024)
+def _whole(number: int) -> ir.Constant:
+    """Return the number of a lane."""
+    return ir.Constant(I32, number)
+
+
+@lru_cache(maxsize=1024)
+def _lanes(numbers: tuple[int, ...]) -> ir.Constant:
+    """Return the numbers of several lanes."""
+    return ir.Constant(ir.VectorType(I32, len(numbers)), numbers)
 
 
 def _suffix(type_: ir.Type) -> str:

@@ -234,3 +234,16 @@ def test_two_vectors_to_bf16(tmp_path: Path) -> None:
         y = torch.empty(32, dtype=torch.bfloat16)
         call(made.kernel(emit_bf16), [x.data_ptr(), y.data_ptr()], 0, 1)
         assert torch.equal(y.nan_to_num(7), x.bfloat16().nan_to_num(7))
+
+
+def test_constants_are_written_once() -> None:
+    """Numbers in all lanes are constants, which no instruction makes."""
+    e = Emitter("f")
+    lanes = vec(F32, 4)
+    one, again, wide = e.f32(1.0), e.f32(1.0), e.f32(1.0).splat(4)
+    assert one.ir is again.ir and wide.ir is e.f32(1.0, 4).ir and wide.type == lanes
+    assert str(e.f32(-0.0).ir) != str(e.f32(0.0).ir), "equal numbers of other bits"
+    assert e.const(I16, 1).ir is not e.const(F32, 1).ir
+    e.store(e.arg_ptr(0), e.load(e.arg_ptr(1), lanes) * 2.0 + 1.0)
+    text = e.finish()
+    assert "shufflevector" not in text and "insertelement" not in text

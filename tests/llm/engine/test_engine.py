@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtmd.base.errors import DeviceMemoryError, MtmdError, PromptError
+from mtmd.kernels.cpu.sampling.rows import _kernel
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.llm.batch import Batch
 from mtmd.llm.engine.engine import Engine
@@ -667,3 +668,24 @@ def test_probabilities_of_prompts_are_the_same_whatever_is_known_and_whoever_giv
 def test_a_prompt_of_one_token_has_no_probabilities() -> None:
     (sequence,) = scored([request(1, count=0, prompt_alternatives=1)])
     assert (sequence.scores, sequence.finish) == ([], "length")
+
+
+def test_sampling_is_compiled_for_the_logits_there_are() -> None:
+    """One program when the engine is made, another when logits of an answer may change: not at the
+    token at which they do.
+    """
+    runner = small.runner(128, sequences=2)
+    narrow = small.Runner(
+        small.FAMILY, small.Noise(), runner.backends, dtype=torch.bfloat16, context=128
+    )
+    with (
+        patch("mtmd.kernels.cpu.sampling.rows.compile_kernel", return_value=1) as compiled,
+        patch("mtmd.kernels.cpu.sampling.rows._kernel", _kernel.__wrapped__),
+    ):
+        Engine(runner)
+        assert [c.args[1] for c in compiled.call_args_list] == ["f32"]
+        subject = Engine(narrow)
+        subject.submit(request())
+        assert [c.args[1] for c in compiled.call_args_list] == ["f32", "bf16"]
+        subject.submit(request(repetition_penalty=1.5))
+        assert [c.args[1] for c in compiled.call_args_list] == ["f32", "bf16", "f32"]

@@ -1,0 +1,23 @@
+"""Garbage collections, while there is nothing to collect."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Import and load without collections, each of which would look through all that was imported
+    before. What exists at the end stays, as far as is known here, and later collections leave it
+    out: for a process that loads once and answers.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.freeze()
+            gc.enable()
