@@ -216,6 +216,18 @@ def plain_vit(
     """
     patches = (w.tensor(f"v.patch_embd.{kind}") for kind in ("weight", "bias"))
     x = ops.patch_embed(tiles, *patches, name="v.patch_embd")
+    return encoded_patches(x, positions, p, w, attention, bounds)
+
+
+def encoded_patches(
+    x: Node,
+    positions: Node,
+    p: VitParams,
+    w: Weights,
+    attention: AttentionForm,
+    bounds: Node | None = None,
+) -> Node:
+    """Encode patches that are embedded, as `plain_vit` does          x [B, P, C] -> [B, P, C]"""
     x = ops.add(x, positions, name="v.position_embd")
     for index in range(p.layers):
         x = vit_block(x, index, p, w, attention=attention, bounds=bounds)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
+from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 from mtmd.base.errors import ModelError
@@ -22,7 +23,8 @@ from mtmd.kernels.plan.flash_choice import AttentionForm
 class Entry:
     """A family's file, and the names its models go by: model_type in a config.json, followed by a
     slash and that of its vision_config where one model_type has towers of several families;
-    clip.projector_type in a GGUF. The decoders of those in `ties` have one table of tokens for both
+    clip.projector_type in a GGUF, with "/wide" where its first layer widens to another width than
+    the decoder's. The decoders of those in `ties` have one table of tokens for both
     ends unless config.json says otherwise, as transformers' configuration classes (5.23) do.
     """
 
@@ -42,6 +44,7 @@ FAMILIES = (
     Entry(
         "mtmd.clip.families.gemma4.unified", ("gemma4_unified",), ("gemma4uv",), ("gemma4_unified",)
     ),
+    Entry("mtmd.clip.families.moondream", ("moondream1",), ("mlp/wide",)),
     Entry("mtmd.clip.families.idefics2", ("idefics2",)),
     Entry("mtmd.clip.families.ovis2", ("ovis2",), ties=("ovis2",)),
     Entry("mtmd.clip.families.mllama", ("mllama",)),
@@ -162,19 +165,34 @@ class Numbered(Protocol):
 
 @runtime_checkable
 class PrefixFamily(Protocol):
-    """A family made for one question, not for conversations: all tokens of a prompt see each other
-    in both directions.
+    """A family made for one question, not for conversations: the tokens of a prompt with pictures
+    see each other in both directions.
     """
 
-    prefix: bool
+    whole_prompt: bool
+    """Whether all of them do, or only those up to its last picture."""
 
 
 @runtime_checkable
 class TemplatedFamily(Protocol):
     """A family whose published checkpoints have no chat template."""
 
-    template: str
-    """How messages become a prompt, where a checkpoint has no chat template."""
+    template: str | Mapping[str, str]
+    """How messages become a prompt, where a checkpoint has no chat template; of several that of the
+    first token that the vocabulary has, or of "".
+    """
+
+
+@runtime_checkable
+class OwnTokens(Protocol):
+    """A family whose files do not say which tokens matter, and have none that stands for pictures:
+    one is added.
+    """
+
+    end: str
+    """The token that ends an answer, whatever the files say."""
+    control: tuple[str, ...]
+    """Tokens that its template writes, and users must not."""
 
 
 @runtime_checkable
@@ -228,11 +246,46 @@ def in_line(family: object) -> bool:
     return isinstance(family, InLine) and family.in_line
 
 
-def own_template(family: object) -> str | None:
+def own_template(family: object, knows: Callable[[str], bool]) -> str | None:
     """Return how messages become a prompt of a family that needs no chat template, None of others,
     which do.
     """
-    return family.template if isinstance(family, TemplatedFamily) else None
+    if not isinstance(family, TemplatedFamily):
+        return None
+    texts = {"": family.template} if isinstance(family.template, str) else family.template
+    return next(text for mark, text in texts.items() if not mark or knows(mark))
+
+
+def in_usual_words(config: Settings) -> Settings:
+    """Return a config.json in transformers' words, where its authors have words of their own and no
+    vision_config. Raises ModelError for one that is not read.
+    """
+    module = None if config.get("vision_config", None) is not None else _module(config)
+    words = getattr(module, "usual_words", None)
+    return Settings(words(config), config.where) if words else config
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """A tokenizer that lies in another repository of the hub than its model, which has an older one
+    without the token `mark`.
+    """
+
+    repo: str
+    mark: str
+
+
+def borrowed_tokenizer(config: Settings) -> Borrowed | None:
+    """Return where the tokenizer of a checkpoint is, None where it is its own."""
+    stated = getattr(_module(config), "borrowed_tokenizer", lambda _: None)(config)
+    return Borrowed(*stated) if stated else None
+
+
+def _module(config: Settings) -> ModuleType | None:
+    """The module of the family that a config.json names by its model_type alone."""
+    kind = config.get("model_type", None)
+    entry = next((e for e in FAMILIES if kind in e.model_types), None)
+    return None if entry is None else import_module(entry.module)
 
 
 def vision_family(model_type: str, config: Settings, image: Settings) -> VisionFamily:
@@ -322,9 +375,12 @@ def gguf_vision_family(
     A family's `from_gguf(keys, shapes)` says what config.json and the image processor's settings
     would; the rest is as with any checkpoint.
     """
-    entry = next((e for e in FAMILIES if projector in e.gguf), None)
+    widths = shapes.get("mm.2.weight", (0, 0))
+    names = [f"{projector}/wide", projector] if widths[:1] != widths[1:] else [projector]
+    entries = (next((e for e in FAMILIES if name in e.gguf), None) for name in names)
+    entry = next((e for e in entries if e), None)
     if entry is None:
-        known = sorted(t for e in FAMILIES for t in e.gguf)
+        known = sorted({t.partition("/")[0] for e in FAMILIES for t in e.gguf})
         raise ModelError(
             f"{where}: projector type {projector!r:.60} is not supported; this version reads "
             f"{', '.join(known)}"

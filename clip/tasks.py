@@ -1,5 +1,5 @@
-"""Tasks of models that read documents: what a person wants of a page, by names that all have, and
-the prompts that a model's authors trained it with.
+"""Tasks of models that read documents or caption pictures: what a person wants, by names that all
+have, and the prompts that a model's authors trained it with.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from typing import Protocol, runtime_checkable
 
 from mtmd.base.errors import OptionError
 
-TASKS = ("markdown", "text", "table", "formula", "layout")
+TASKS = (
+    *("markdown", "text", "table", "formula", "layout"),
+    *("caption", "short-caption", "long-caption"),
+)
 
 
 @runtime_checkable

@@ -36,12 +36,14 @@ NOT_IN_GGUF = ("turned", "ahead", "delta")
 class Entry:
     """A family's file, and the names its models go by: model_type in a config.json, followed by a
     slash and the version where one model_type has decoders of several families;
-    general.architecture in a GGUF.
+    general.architecture in a GGUF. `pre`: tokenizer.ggml.pre of all its models, which files of
+    before May 2024 do not say.
     """
 
     module: str
     model_types: tuple[str, ...]
     gguf: tuple[str, ...] = ()
+    pre: str = ""
 
 
 FAMILIES = (
@@ -121,10 +123,15 @@ FAMILIES = (
         ("deepseek_v2", "deepseek_v3", "kimi_k2", "mistral4"),
         ("deepseek2", "mistral4"),
     ),
-    Entry("mtmd.llm.families.phi", ("phi",), ("phi2",)),
+    Entry("mtmd.llm.families.phi", ("phi",), ("phi2",), "gpt-2"),
     Entry("mtmd.llm.families.cohere2", ("cohere2",), ("cohere2",)),
     Entry("mtmd.llm.families.hunyuan_vl", ("hunyuan_vl_text",), ("hunyuan_vl",)),
 )
+
+
+def usual_pre_tokenizer(architecture: str) -> str:
+    """Return tokenizer.ggml.pre of a GGUF that does not say it, "" where models differ."""
+    return next((entry.pre for entry in FAMILIES if architecture in entry.gguf), "")
 
 
 class TextFamily(Protocol):

@@ -118,7 +118,8 @@ def _file(family: object) -> str:
 
 
 def _names(entries: tuple[object, ...]) -> str:
-    return ", ".join(sorted(f"`{name}`" for entry in entries for name in entry.gguf))  # type: ignore[attr-defined]
+    names = {name.partition("/")[0] for entry in entries for name in entry.gguf}  # type: ignore[attr-defined]
+    return ", ".join(sorted(f"`{name}`" for name in names))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,9 @@ else:  # torch is not loaded for types
     Device, Dtype = str, str
 
 Detail: TypeAlias = Literal["auto", "low", "high"]
+Task: TypeAlias = Literal[
+    "markdown", "text", "table", "formula", "layout", "caption", "short-caption", "long-caption"
+]
 Path: TypeAlias = str | PathLike[str]
 '''
 KEYWORDS = {

@@ -83,7 +83,7 @@ class Gemma3Vision:
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, tiles.dtype)
         x = plain_vit(tiles, w.tensor("v.position_embd.weight"), self.vit, w, attention)
-        x = ops.pool2d(x, grid=(self.grid, self.grid), kernel=self.pool, name="mm.pool")
+        x = ops.pool2d(x, grid=(self.grid,) * 2, size=(self.grid // self.pool,) * 2, name="mm.pool")
         return w.linear(w.rms_norm(x, "mm.soft_emb_norm", self.vit.eps), "mm.input_projection")
 
 

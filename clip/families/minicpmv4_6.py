@@ -180,7 +180,9 @@ class MiniCpmVision:
         )
         y = attend(q, k, v, attention, at=at, bounds=windows)
         x = ops.add(w.linear(y, f"{at}.attn_out", bias=True), x, name=f"{at}.attn_residual")
-        mean = ops.pool2d(x, grid=(patches // WINDOW, WINDOW), kernel=WINDOW, name=f"{at}.mean")
+        mean = ops.pool2d(
+            x, grid=(patches // WINDOW, WINDOW), size=(patches // WINDOW**2, 1), name=f"{at}.mean"
+        )
         x = ops.reshape(x, shape=(batch, patches // four, width * four), name=f"{at}.alongside")
         x = w.linear(w.layer_norm(x, f"{at}.ds_ln", p.eps), f"{at}.ds_ffn_up", bias=True)
         x = ops.gelu(x, approximate="tanh", name=f"{at}.gelu")

@@ -47,7 +47,7 @@ class PaliGemmaVision:
     separator = None
     video = None
     template = TEMPLATE
-    prefix = True
+    whole_prompt = True
     unused = (r"(model\.)?vision_tower\.(vision_model\.)?head\..*",)  # SigLIP's pooling head
 
     def parameters(self) -> Mapping[str, Parameter]:

@@ -61,16 +61,24 @@ class Normalize:
 
 @dataclass(frozen=True)
 class RoundedNormalize(Normalize):
-    """The same, each step rounded to bfloat16, as some references do it."""
+    """The same, each step rounded to bfloat16 or to float16 (`half`), as some references do it."""
+
+    half: str = "bfloat16"
 
     def planes(self, planes: np.ndarray) -> np.ndarray:
-        mean, std = (_rounded(np.array(v, np.float32))[:, None] for v in (self.mean, self.std))
-        values = _rounded(np.arange(256, dtype=np.float32) * np.float32(self.scale))
-        tables = _rounded(_rounded(values - mean) / std)
+        rounded = {"bfloat16": _to_bfloat16, "float16": _to_float16}[self.half]
+        mean, std = (rounded(np.array(v, np.float32))[:, None] for v in (self.mean, self.std))
+        values = rounded(np.arange(256, dtype=np.float32) * np.float32(self.scale))
+        tables = rounded(rounded(values - mean) / std)
         return np.stack([tables[i % 3][plane] for i, plane in enumerate(planes)])
 
 
-def _rounded(values: np.ndarray) -> np.ndarray:
+def _to_float16(values: np.ndarray) -> np.ndarray:
+    """fp32 numbers rounded to float16, as fp32"""
+    return values.astype(np.float16).astype(np.float32)
+
+
+def _to_bfloat16(values: np.ndarray) -> np.ndarray:
     """fp32 numbers rounded to bfloat16, halves to even, as fp32"""
     bits = values.view(np.uint32)
     even = (bits >> 16) & np.uint32(1)

@@ -52,17 +52,24 @@ def _patch_embed(pixels: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     return out.flatten(1, 2)
 
 
-def _pool2d(x: Tensor, *, grid: tuple[int, int], kernel: int) -> Tensor:
-    rows, columns = grid
-    lines = x.unflatten(1, (rows // kernel, kernel * columns))
-    out = new_result(x.shape[0], x.shape[1] // kernel**2, x.shape[2], dtype=x.dtype)
-    results = out.unflatten(1, (rows // kernel, columns // kernel))
-    for part in _parts(rows // kernel, x.nbytes):
+def _pool2d(x: Tensor, *, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    (rows, columns), (down, across) = grid, size
+    lines = x.unflatten(1, (down, rows // down * columns))
+    out = new_result(x.shape[0], down * across, x.shape[2], dtype=x.dtype)
+    results = out.unflatten(1, size)
+    for part in _parts(down, x.nbytes):
         seen = lines[:, part]
-        some = seen.shape[1] * kernel, columns
-        pooled = pool2d.reference(seen.flatten(1, 2), grid=some, kernel=kernel)
-        results[:, part] = pooled.unflatten(1, (-1, columns // kernel))
+        some = seen.shape[1] * (rows // down), columns
+        pooled = pool2d.reference(seen.flatten(1, 2), grid=some, size=(seen.shape[1], across))
+        results[:, part] = pooled.unflatten(1, (-1, across))
     return out
+
+
+def _small_or_uneven(x: Type, *, grid: tuple[int, int], size: tuple[int, int]) -> str | None:
+    """None if parts of a grid do not overlap, and it is worth it, else why not."""
+    if grid[0] % size[0] or grid[1] % size[1]:
+        return f"a grid of {grid[0]} x {grid[1]} in {size[0]} x {size[1]} parts that overlap"
+    return _small(x)
 
 
 def _values(x: Type, rows: int) -> int:
@@ -88,12 +95,13 @@ def _of_patches(pixels: Type, w: Type, b: Type | None = None) -> int:  # noqa: A
     return count * (columns + w.shape[0]) * w.dtype.itemsize + packed
 
 
-def _of_pool(x: Type, *, grid: tuple[int, int], kernel: int) -> int:
+def _of_pool(x: Type, *, grid: tuple[int, int], size: tuple[int, int]) -> int:
     """A block in fp32, and its means."""
-    values, size = _values(x, grid[0] // kernel), x.dtype.itemsize
-    return values * (0 if size == 4 else 4) + values // kernel**2 * (4 + size)
+    values, item = _values(x, size[0]), x.dtype.itemsize
+    means = values * size[0] * size[1] // (grid[0] * grid[1])
+    return values * (0 if item == 4 else 4) + means * (4 + item)
 
 
 LAYER_NORM = Kernel(_layer_norm, _small, _of_layer_norm)
 PATCH_EMBED = Kernel(_patch_embed, _small, _of_patches)
-POOL = Kernel(_pool2d, _small, _of_pool)
+POOL = Kernel(_pool2d, _small_or_uneven, _of_pool)

@@ -79,26 +79,31 @@ def patches(pixels: Tensor, *, size: int) -> Tensor:
     return rows.view(batch, (height // size) * (width // size), channels * size * size)
 
 
-def _pool_shape(x: Type, *, grid: tuple[int, int], kernel: int) -> Type:
+def _pool_shape(x: Type, *, grid: tuple[int, int], size: tuple[int, int]) -> Type:
     need_floats(x)
     need(len(x.shape) == 3, f"x {list(x.shape)}")
     rows, columns = grid
     need(x.shape[1] == rows * columns, f"x {list(x.shape)} is not a grid of {rows} x {columns}")
     need(
-        rows % kernel == 0 and columns % kernel == 0,
-        f"grid {rows} x {columns} does not divide by {kernel}",
+        0 < size[0] <= rows and 0 < size[1] <= columns,
+        f"grid {rows} x {columns} has no {size[0]} x {size[1]} parts",
     )
-    return Type.contiguous((x.shape[0], x.shape[1] // kernel**2, x.shape[2]), x.dtype)
+    return Type.contiguous((x.shape[0], size[0] * size[1], x.shape[2]), x.dtype)
 
 
-@op(shape=_pool_shape, flops=lambda n: n.type.count * n.attrs["kernel"] ** 2)
-def pool2d(x: Tensor, *, grid: tuple[int, int], kernel: int) -> Tensor:
-    """Average over kernel x kernel neighbours of a grid
+@op(shape=_pool_shape, flops=lambda n: next(iter(n.operands)).type.count)
+def pool2d(x: Tensor, *, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
+    """Average over the parts of a grid that are cut into `size` rows and columns of parts; parts of
+    a grid that does not divide overlap by a row or a column, as torch's adaptive_avg_pool2d has it
 
-    x [B, P, C], P = rows * columns -> [B, P / kernel^2, C]
+    x [B, P, C], P = rows * columns -> [B, size[0] * size[1], C]
     """
-    rows, columns = grid
-    cells: Tensor = x.unflatten(1, (rows // kernel, kernel, columns // kernel, kernel))
+    (rows, columns), (down, across) = grid, size
+    if rows % down or columns % across:
+        picture = x.float().transpose(1, 2).unflatten(2, grid)
+        pooled = F.adaptive_avg_pool2d(picture, size).flatten(2).transpose(1, 2)
+        return pooled.to(x.dtype).contiguous()
+    cells: Tensor = x.unflatten(1, (down, rows // down, across, columns // across))
     return cells.float().mean((2, 4)).to(x.dtype).flatten(1, 2)
 
 

@@ -93,7 +93,9 @@ class _Making:
             if span.embeddings is not None and span.real is None:
                 self.images.append(span.embeddings)
                 self.image_at += range(len(self.tokens), len(self.tokens) + len(span))
-            self.tokens += span.tokens
+                self.tokens += [0] * len(span)  # what stands for them may have no row in the table
+            else:
+                self.tokens += span.tokens
             start, stop = length, length + len(span)
             self.slots += [pages[i // PAGE] * PAGE + i % PAGE for i in range(start, stop)]
             self.marks += [(base, base + i, base + i, base + i, end) for i in range(start, stop)]

@@ -131,8 +131,10 @@ class Prompt:
 
     @cached_property
     def distinct(self) -> tuple[int, ...]:
-        """Distinct tokens of the prompt: a picture has thousands of one."""
-        return tuple({t for span in self.spans for t in span.tokens})
+        """Distinct tokens of the prompt's text: those that stand for pictures may have no row in
+        the output, and are never written.
+        """
+        return tuple({t for span in self.spans if span.is_text for t in span.tokens})
 
     def close(self) -> None:
         if self.constraint is not None:

@@ -32,6 +32,15 @@ from mtmd.llm.parameters import COPIED_HEAD, QKV, attention_tensors, decoder_par
 from mtmd.llm.state import KV
 
 PREFIXES = ("model.",)
+MOONDREAM = {
+    "token_embd": "wte",
+    "attn_norm": "ln",
+    "attn_output": "attn.proj",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+    "output_norm": "post_ln",
+    "output": "lm_head",
+}
 ACTIVATIONS = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")  # one function
 
 
@@ -96,7 +105,7 @@ class PhiText:
                 for kind in ("weight", "bias"):
                     at = f"blk.{index}.{name}.{kind}"
                     parameters[at] = _or_fused(parameters[at], at, index, kind, sizes, part)
-        return parameters
+        return {name: _or_moondream(one, name) for name, one in parameters.items()}
 
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
         w, angles = Weights(weights, inputs.dtype), inputs.angles(self.rotary)
@@ -136,8 +145,27 @@ def _or_fused(
         rows: Tensor = stored.split(sizes)[part]
         return rows
 
+    def stored(name: str) -> Stored:
+        return Stored((name,), whole, pick, picks_rows=True)
+
     one = Stored((name,), parameter.shape)
-    return replace(parameter, gguf=(one, Stored((fused,), whole, pick, picks_rows=True)))
+    others = tuple(map(stored, _moondream(f"blocks.{layer}.attn.qkv.{kind}")))
+    return replace(parameter, gguf=(one, stored(fused)), others=others)
+
+
+def _or_moondream(parameter: Parameter, name: str) -> Parameter:
+    """The same, which Moondream's authors call otherwise."""
+    part, _, kind = name.rpartition(".")
+    layer, _, part = part.rpartition(".")
+    if part not in MOONDREAM:
+        return parameter
+    at = f"{layer.replace('blk', 'blocks')}.{MOONDREAM[part]}.{kind}".removeprefix(".")
+    sources = _moondream(at.replace("wte.weight", "wte"))
+    return replace(parameter, sources=(*parameter.sources, *sources))
+
+
+def _moondream(name: str) -> tuple[str, ...]:
+    return (f"model.text.{name}", f"text.{name}")
 
 
 def to_gguf(text: PhiText) -> GgufText:

@@ -32,6 +32,7 @@ from mtmd.llm.tokenizer.gguf_vocabulary import (
 from mtmd.llm.tokenizer.score_merges import merges_from_scores
 
 TEMPLATE = "tokenizer.chat_template"
+PRE = f"{PREFIX}pre"
 _MARK = re.compile(r"<[^<>\s{}]{1,64}>|\[/?[A-Z_]{1,32}\]")
 BLANK = "▁"  # U+2581, how sentencepiece writes a space
 # of all tokens together; 262,144 have 2 million. Above, the file is made to keep us busy
@@ -121,7 +122,7 @@ def _marks(
 def _byte_level(vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
     if vocabulary.get("pre") is None:
         raise ModelError(
-            f"{vocabulary.where} has no {PREFIX}pre, which names how text is cut before merging; "
+            f"{vocabulary.where} has no {PRE}, which names how text is cut before merging; "
             "files made before May 2024 lack it, and a wrong one spoils answers: fetch a newer "
             "GGUF of the model, or convert it again"
         )

@@ -48,12 +48,20 @@ class Tokenizer:
         ends: Iterable[int] = (),
         repeated: Mapping[int, int] | None = None,
         notes: tuple[str, ...] = (),
+        added: Iterable[str] = (),
     ) -> None:
         self.ends, self.notes, self._repeated = frozenset(ends), notes, dict(repeated or {})
         inner.no_truncation()  # tokenizer.json may carry training settings that cut or pad
         inner.no_padding()
         check_added((t.content for t in inner.get_added_tokens_decoder().values()), "the tokenizer")
         self._inner = inner
+        inner.add_special_tokens(
+            [
+                tokenizers.AddedToken(text, normalized=False)
+                for text in added
+                if inner.token_to_id(text) is None
+            ]
+        )
         named = {
             name: text for name, text in special_text.items() if inner.token_to_id(text) is not None
         }
@@ -101,10 +109,12 @@ class Tokenizer:
         reserved: Iterable[str] = (),
         ends: Iterable[int] = (),
         rows: int | None = None,
+        added: Iterable[str] = (),
     ) -> Tokenizer:
         """Read a checkpoint folder. `reserved`: further spellings to seal, such as an image
         placeholder not flagged special; `ends`: the ids that end an answer; `rows` of the model's
-        embedding: added tokens beyond them are sealed.
+        embedding: added tokens beyond them are sealed; `added`: special tokens that are given an
+        id where the files have none.
 
         Raises ModelError naming the file that is missing, too large or broken.
         """
@@ -115,9 +125,9 @@ class Tokenizer:
         _add_listed(inner, config, folder)
         listed = [text for text in unnamed if inner.token_to_id(text) is not None]
         if rows is not None:
-            added = inner.get_added_tokens_decoder().items()
-            listed += [token.content for number, token in added if number >= rows]
-        return cls(inner, special_text, [*listed, *reserved], ends=ends)
+            there = inner.get_added_tokens_decoder().items()
+            listed += [token.content for number, token in there if number >= rows]
+        return cls(inner, special_text, [*listed, *reserved], ends=ends, added=added)
 
     @classmethod
     def from_pieces(cls, folder: Path) -> Tokenizer:
@@ -136,10 +146,14 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(
-        cls, metadata: Mapping[str, Any], where: str, reserved: Iterable[str] = ()
+        cls,
+        metadata: Mapping[str, Any],
+        where: str,
+        reserved: Iterable[str] = (),
+        added: Iterable[str] = (),
     ) -> Tokenizer:
         """Read a GGUF's metadata: its keys to Python values. `where` names the file, for errors;
-        `reserved` as in `from_folder`.
+        `reserved` and `added` as in `from_folder`.
 
         Raises ModelError naming the key that is missing, broken or of a kind that is not read.
         """
@@ -152,6 +166,7 @@ class Tokenizer:
             ends=built.vocabulary.stop_tokens(),
             repeated=built.vocabulary.repeated,
             notes=built.notes,
+            added=added,
         )
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ from mtmd.base.errors import ModelError
 from mtmd.chat_template.built_in_templates import end_of_turn as end_of_built_in
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.clip.audio_family import AudioFamily
-from mtmd.clip.family import VisionFamily
+from mtmd.clip.family import OwnTokens, VisionFamily
 from mtmd.kernels.checkpoint.adapter import Adapter
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.llm.family import TextFamily
@@ -114,8 +114,14 @@ def placeholders(vision: VisionFamily | None, audio: AudioFamily | None) -> tupl
     result: tuple[str, ...] = ()
     if vision is not None:
         video = () if vision.video is None else (vision.video.markers[-1], vision.video.token)
-        result = (vision.marker, vision.image_token, *video)
+        own = (*vision.control, vision.end) if isinstance(vision, OwnTokens) else ()
+        result = (vision.marker, vision.image_token, *video, *own)
     return result if audio is None else (*result, audio.marker, audio.token)
+
+
+def added_tokens(vision: VisionFamily | None) -> tuple[str, ...]:
+    """Return the tokens of a family that its vocabularies do not have."""
+    return (vision.image_token,) if isinstance(vision, OwnTokens) else ()
 
 
 def unread_audio(names: Iterable[str]) -> list[str]:

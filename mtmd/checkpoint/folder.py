@@ -13,18 +13,27 @@ from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint import relevance
 from mtmd.checkpoint.checkpoint import (
     Checkpoint,
+    added_tokens,
     check_vocabulary,
     end_of_turn,
     placeholders,
     unread_audio,
 )
+from mtmd.checkpoint.hub import cached_tokenizer
 from mtmd.checkpoint.pooling import gives_last_state
 from mtmd.checkpoint.sampling import GENERATION_CONFIG, of_config, of_generation_config
 from mtmd.checkpoint.stored import refused_by_name, text_as_stored, tying
 from mtmd.clip.audio_family import AudioFamily, audio_family, hears
 from mtmd.clip.dual.family import is_dual
 from mtmd.clip.family import FAMILIES as VISION_FAMILIES
-from mtmd.clip.family import VisionFamily, own_template, vision_family
+from mtmd.clip.family import (
+    OwnTokens,
+    VisionFamily,
+    borrowed_tokenizer,
+    in_usual_words,
+    own_template,
+    vision_family,
+)
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import open_weights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
@@ -82,9 +91,7 @@ def open_folder(folder: Path, template: Path | None = None, *, answers: bool = T
         unused = (family.unused for family in (text, vision, audio) if family)
         check_no_extra(file, used, tuple(chain.from_iterable(unused)), where)
         notes = [*notes, *([] if audio else unread_audio(file.names()))]
-    ends = _stop_tokens(folder, settings)
-    tokenizer = Tokenizer.from_folder(folder, placeholders(vision, audio), ends, text.vocabulary)
-    ends = ends or _named_end(folder, tokenizer)
+    tokenizer, ends = _tokenizer(folder, settings, vision, audio, text.vocabulary)
     check_vocabulary(tokenizer, text, where)
     if vision:
         keys = ("image_token_index", "image_token_id")
@@ -98,7 +105,7 @@ def open_folder(folder: Path, template: Path | None = None, *, answers: bool = T
         if template
         else ChatTemplate.from_folder(folder, special, tokenizer.knows)
     )
-    if chat.missing and (source := own_template(vision)) is not None:
+    if chat.missing and (source := own_template(vision, tokenizer.knows)) is not None:
         chat = ChatTemplate(source, special, f"{folder}: the template of its family")
     if not template:
         _check_named_tokens(folder, chat, special)
@@ -129,9 +136,11 @@ def read_config(folder: Path, required: bool = True) -> Settings:
 
 
 def answering_part(config: Settings) -> Settings:
-    """Return a configuration, or, of a model that speaks as well, that of its thinker."""
+    """Return a configuration in transformers' words, or, of a model that speaks as well, that of
+    its thinker. Raises ModelError for one that is not read.
+    """
     has_voice = config.get("thinker_config", None) is not None
-    return config.part("thinker_config") if has_voice else config
+    return config.part("thinker_config") if has_voice else in_usual_words(config)
 
 
 def _check_kind(settings: Settings) -> None:
@@ -163,7 +172,7 @@ def _families(folder: Path, settings: Settings) -> tuple[VisionFamily | None, tu
             f"{folder / 'config.json'}: text_config: model_type is {text_kind!r:.60}, expected the "
             "name of an architecture"
         )
-    vision = vision_family(kind, settings, _image_processor(folder)) if sees else None
+    vision = vision_family(kind, settings, _image_processor(folder, settings)) if sees else None
     return vision, (text_kind, text)
 
 
@@ -210,11 +219,12 @@ def text_settings(settings: Settings) -> Settings:
     )
 
 
-def _image_processor(folder: Path) -> Settings:
+def _image_processor(folder: Path, config: Settings) -> Settings:
     """Return how pictures are prepared, and, as its `video_processor`, how videos are: one file in
     transformers 5, others before; as there, the first has precedence, and what is not said of
-    videos is as with pictures. Its `tokens` are the tokenizer's settings, with the tokens that they
-    name, its `processor` those of what joins all of them.
+    videos is as with pictures; `config` may say it in place of a file. Its `tokens` are the
+    tokenizer's settings, with the tokens that they name, its `processor` those of what joins all of
+    them.
     """
     name = "processor_config.json"
     both = Settings(read_json(folder / name, required=False), name)
@@ -222,7 +232,8 @@ def _image_processor(folder: Path) -> Settings:
         image = both.part("image_processor")
     else:
         name = "preprocessor_config.json"
-        image = Settings(read_json(folder / name), name)
+        stated = config.get("image_processor", None)
+        image = Settings(read_json(folder / name) if stated is None else stated, name)
     own = read_json(folder / "video_preprocessor_config.json", required=False)
     video = both.get("video_processor", None) or own or image.values
     return Settings(
@@ -255,6 +266,36 @@ def _audio_family(folder: Path, settings: Settings) -> AudioFamily | None:
         features = Settings(read_json(folder / name, required=False), name)
     features = Settings({**features.values, "tokens": _tokens(folder)}, features.where)
     return audio_family(settings.get("model_type", ""), settings, features)
+
+
+def _tokenizer(
+    folder: Path,
+    config: Settings,
+    vision: VisionFamily | None,
+    audio: AudioFamily | None,
+    rows: int,
+) -> tuple[Tokenizer, frozenset[int]]:
+    """Return the tokenizer and the tokens that end an answer. Raises ModelError, also for a
+    tokenizer in another repository that was not fetched.
+    """
+    family: object = vision
+    has_own = isinstance(family, OwnTokens)
+    ends = frozenset[int]() if has_own else _stop_tokens(folder, config)
+    how = placeholders(vision, audio), ends, rows, added_tokens(vision)
+    tokenizer = Tokenizer.from_folder(folder, *how)
+    borrowed = borrowed_tokenizer(config)
+    if borrowed is not None and not tokenizer.knows(borrowed.mark):
+        source = cached_tokenizer(borrowed.repo)
+        if source is None:
+            raise ModelError(
+                f"{folder}: its tokenizer.json is that of an older revision; put the one of "
+                f"{borrowed.repo} on the Hugging Face hub in its place, or give the model by its "
+                "name there"
+            )
+        tokenizer = Tokenizer.from_folder(source, *how)
+    if isinstance(family, OwnTokens):
+        ends = frozenset({tokenizer.id(family.end)})
+    return tokenizer, ends or _named_end(folder, tokenizer)
 
 
 def _check_media_token(

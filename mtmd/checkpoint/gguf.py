@@ -13,6 +13,7 @@ from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint import relevance
 from mtmd.checkpoint.checkpoint import (
     Checkpoint,
+    added_tokens,
     check_vocabulary,
     end_of_turn,
     placeholders,
@@ -33,8 +34,8 @@ from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import GgufFile
 from mtmd.kernels.checkpoint.rotary import FACTORS, with_factors
 from mtmd.kernels.graph import Shape
-from mtmd.llm.family import gguf_text_family
-from mtmd.llm.tokenizer.gguf_tokenizer import TEMPLATE
+from mtmd.llm.family import gguf_text_family, usual_pre_tokenizer
+from mtmd.llm.tokenizer.gguf_tokenizer import PRE, TEMPLATE
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 PROJECTOR = "clip"  # general.architecture of projector files
@@ -98,7 +99,13 @@ def open_gguf(
     vision, vision_weights = (tower.vision, tower.weights) if tower else (None, None)
     audio, audio_weights = (tower.audio, tower.audio_weights) if tower else (None, None)
     notes = (*notes, *(tower.notes if tower else ()))
-    tokenizer = Tokenizer.from_gguf(file.metadata, where, reserved=placeholders(vision, audio))
+    pre = usual_pre_tokenizer(architecture)
+    tokenizer = Tokenizer.from_gguf(
+        {**({PRE: pre} if pre else {}), **file.metadata},
+        where,
+        reserved=placeholders(vision, audio),
+        added=added_tokens(vision),
+    )
     check_vocabulary(tokenizer, text, where)
     if audio is not None:
         tokenizer.id(audio.token)
@@ -111,7 +118,7 @@ def open_gguf(
         if template
         else _template(file, tokenizer, where)
     )
-    if chat.missing and (source := own_template(vision)) is not None:
+    if chat.missing and (source := own_template(vision, tokenizer.knows)) is not None:
         chat = ChatTemplate(source, tokenizer.special_text, f"{where}: the template of its family")
     return Checkpoint(
         path,

@@ -14,7 +14,15 @@ from typing import Any
 
 from mtmd.base.errors import ModelError
 from mtmd.checkpoint.file_names import is_projector
-from mtmd.checkpoint.hub import TIMEOUT_S, Result, ask_hub, check_files, parse_name, progress_bars
+from mtmd.checkpoint.hub import (
+    TIMEOUT_S,
+    Result,
+    ask_hub,
+    check_files,
+    fetch_tokenizer,
+    parse_name,
+    progress_bars,
+)
 
 FIRST_BYTES = 4 << 20  # of a GGUF, whose header's length is not told; most have more
 MAX_BYTES = 128 << 20  # of one header
@@ -52,6 +60,7 @@ def fetch_headers(model: str, folder: Path, *, endpoint: str | None = None) -> R
                 _write_gguf(path, sizes[file], read)
             else:
                 _write_safetensors(path, sizes[file], read)
+        fetch_tokenizer(folder, endpoint=endpoint)
     except ModelError:
         raise
     except Exception as error:

@@ -31,6 +31,8 @@ TIMEOUT_S = 10.0
 # the weights in Mistral's naming.
 TOKENIZER_FILES = ("spiece.model", "merges.txt", "tiktoken.model")  # those that are not JSON
 ALLOWED = ["*.safetensors", "*.json", "*.jinja", *TOKENIZER_FILES]
+TOKENIZER_ALLOWED = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+CONFIG_BYTES = 1 << 20  # of config.json in which it is looked for
 # Of folders, those in which sentence-transformers says what the last layer's states are used for.
 IGNORED = ["[!1]*/*", "1[!_]*/*", "*/*/*", "*/*.safetensors", "consolidated*.safetensors"]
 
@@ -87,7 +89,46 @@ def resolve_model(
     if not fetch:
         return _in_cache(text, result, cache_dir, f"; `mtmd pull {text}` fetches it")
     with progress_bars(progress):
-        return _fetch(text, result, endpoint, cache_dir)
+        fetched = _fetch(text, result, endpoint, cache_dir)
+        fetch_tokenizer(fetched.path, endpoint=endpoint, cache_dir=cache_dir)
+        return fetched
+
+
+def fetch_tokenizer(
+    folder: Path, *, endpoint: str | None = None, cache_dir: Path | None = None
+) -> None:
+    """Fetch the tokenizer of a checkpoint that was made with that of another repository; without
+    the hub, what is in the cache will do. Raises ModelError where it cannot be fetched.
+    """
+    config = folder / "config.json"
+    # Repositories with code of their own alone can say so, in that code.
+    if not config.is_file() or b'"auto_map"' not in config.read_bytes()[:CONFIG_BYTES]:
+        return
+    from mtmd.clip.family import borrowed_tokenizer, in_usual_words
+    from mtmd.kernels.checkpoint.settings import Settings, read_json
+
+    borrowed = borrowed_tokenizer(in_usual_words(Settings(read_json(config), config.name)))
+    if borrowed is None or cached_tokenizer(borrowed.repo, cache_dir) is not None:
+        return
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot_download(
+            borrowed.repo, cache_dir=cache_dir, endpoint=endpoint, allow_patterns=TOKENIZER_ALLOWED
+        )
+    except Exception as error:
+        raise ModelError(
+            f"{borrowed.repo}, whose tokenizer the model has, could not be fetched from the "
+            f"Hugging Face hub ({_cause(error)}); check the network"
+        ) from error
+
+
+def cached_tokenizer(repo: str, cache_dir: Path | None = None) -> Path | None:
+    """Return the folder of a repository's tokenizer in the cache, None where it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    result = try_to_load_from_cache(repo, TOKENIZER_ALLOWED[0], cache_dir=cache_dir)
+    return Path(result).parent if isinstance(result, str) else None
 
 
 def resolve_adapter(

@@ -137,9 +137,10 @@ class AnswerOptions(Sampling):
     )
     task: str | None = option(
         None,
-        one_of(*TASKS),
+        one_of(*TASKS, takes="Task"),
         "ask for a task in the words of the model's authors, in place of a prompt: markdown, text, "
-        "table, formula, layout (boxes with text); 'mtmd info' shows which the model has",
+        "table, formula, layout (boxes with text), or a caption; 'mtmd info' shows which the model "
+        "has",
         default="the prompt",
     )
     stop: tuple[str, ...] = option(

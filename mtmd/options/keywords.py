@@ -19,6 +19,9 @@ else:  # torch is not loaded for types
     Device, Dtype = str, str
 
 Detail: TypeAlias = Literal["auto", "low", "high"]
+Task: TypeAlias = Literal[
+    "markdown", "text", "table", "formula", "layout", "caption", "short-caption", "long-caption"
+]
 Path: TypeAlias = str | PathLike[str]
 
 
@@ -195,9 +198,10 @@ class AnswerKeywords(TypedDict, total=False):
     detail: Detail | None
     """detail of pictures: auto, low (few tokens, no tiles) or high."""
 
-    task: Literal["markdown", "text", "table", "formula", "layout"] | None
+    task: Task | None
     """ask for a task in the words of the model's authors, in place of a prompt: markdown, text,
-    table, formula, layout (boxes with text); 'mtmd info' shows which the model has.
+    table, formula, layout (boxes with text), or a caption; 'mtmd info' shows which the model
+    has.
     """
 
     stop: str | Sequence[str] | None

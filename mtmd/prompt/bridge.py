@@ -471,7 +471,10 @@ class Bridge:
             )
         family: object = self.encoder.family if self.encoder else None
         if isinstance(family, PrefixFamily):
-            return [replace(s, block=True, joins=i > 0) for i, s in enumerate(spans)]
+            last = max((i for i, s in enumerate(spans) if not s.is_text), default=-1)
+            stop = len(spans) if family.whole_prompt else last + 1
+            block = [replace(s, block=True, joins=i > 0) for i, s in enumerate(spans[:stop])]
+            return [*block, *spans[stop:]]
         return spans
 
     def _marked(self, tokens: Sequence[int]) -> list[Span]:

@@ -146,12 +146,15 @@ def digest(value: Any) -> bytes:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the family table: `variants` build a checkpoint in a folder, by name."""
+    """One row of the family table: `variants` build a checkpoint in a folder, by name. `bare`:
+    published ones have neither a chat template nor an image processor's settings.
+    """
 
     name: str
     variants: dict[str, Callable[[Path], Oracle]]
     vision: bool = True
     notes: str = ""
+    bare: bool = False
 
 
 @lru_cache

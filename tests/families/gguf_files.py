@@ -449,3 +449,78 @@ def glma_projector(folder: Path, path: Path) -> None:
         {f"clip.{key}": value for key, value in keys.items()},
         named(tensors, gguf.MODEL_ARCH.MMPROJ, c["num_hidden_layers"]) | rows,
     )
+
+
+def moondream_files(folder: Path, out: Path) -> tuple[Path, Path]:
+    """Decoder and projector as the script of Moondream's authors wrote them (github.com/vikhyat/
+    moondream, create_gguf.py, April 2024); a projection that reads the whole twice is one that
+    reads it once.
+    """
+    c, tensors = read_json(folder, "config.json")["config"], {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        tensors[name.removeprefix("model.")] = tensor
+    v, t, tower, text = c["vision"], c["text"], dict[str, Any](), dict[str, Any]()
+    width, patch = v["enc_dim"], v["enc_patch_size"]
+    parts = {"ln1": "ln1", "ln2": "ln2", "attn.proj": "attn_out"}
+    parts |= {"mlp.fc1": "ffn_down", "mlp.fc2": "ffn_up"}  # so they are called
+    for kind in ("weight", "bias"):
+        for index in range(v["enc_n_layers"] + 1):
+            theirs = f"vision.blocks.{min(index, v['enc_n_layers'] - 1)}"
+            fused = np.split(tensors[f"{theirs}.attn.qkv.{kind}"], 3)
+            for part, rows in zip("qkv", fused, strict=True):
+                tower[f"v.blk.{index}.attn_{part}.{kind}"] = rows
+            for name, ours in parts.items():
+                tower[f"v.blk.{index}.{ours}.{kind}"] = tensors[f"{theirs}.{name}.{kind}"]
+        tower[f"v.post_ln.{kind}"] = tensors[f"vision.post_ln.{kind}"]
+        for index, part in (("0", "fc1"), ("2", "fc2")):
+            tower[f"mm.{index}.{kind}"] = tensors[f"vision.proj_mlp.{part}.{kind}"]
+        for index in range(t["n_layers"]):
+            at, theirs = f"blk.{index}", f"text.blocks.{index}"
+            names = {"attn_norm": "ln", "attn_qkv": "attn.qkv", "attn_output": "attn.proj"}
+            for ours, name in (names | {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}).items():
+                text[f"{at}.{ours}.{kind}"] = tensors[f"{theirs}.{name}.{kind}"]
+        text[f"output_norm.{kind}"] = tensors[f"text.post_ln.{kind}"]
+        text[f"output.{kind}"] = tensors[f"text.lm_head.{kind}"]
+    text["token_embd.weight"] = tensors["text.wte"]
+    whole = tower["mm.0.weight"]
+    tower["mm.0.weight"] = whole[:, :width] + whole[:, width:]
+    tower["v.patch_embd.weight"] = tensors["vision.patch_emb.weight"].reshape(-1, 3, patch, patch)
+    tower["v.patch_embd.bias"] = tensors["vision.patch_emb.bias"]
+    tower["v.position_embd.weight"] = tensors["vision.pos_emb"][0]
+    keys = {
+        "image_size": v["crop_size"],
+        "patch_size": patch,
+        "embedding_length": width,
+        "feed_forward_length": v["enc_ff_dim"],
+        "projection_dim": t["dim"],
+        "attention.head_count": v["enc_n_heads"],
+        "attention.layer_norm_epsilon": 1e-5,
+        "block_count": v["enc_n_layers"] + 1,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
+    said = {"has_vision_encoder": True, "has_llava_projector": True, "has_text_encoder": False}
+    said |= {"projector_type": "mlp", "use_gelu": True}
+    metadata = {f"clip.{k}": value for k, value in said.items()}
+    metadata |= {f"clip.vision.{k}": value for k, value in keys.items()}
+    write_gguf(out / "mmproj.gguf", "clip", metadata, tower)
+    groups = t.get("n_kv_heads", t["n_heads"])
+    keys = {
+        "context_length": t["max_context"],
+        "embedding_length": t["dim"],
+        "feed_forward_length": t["ff_dim"],
+        "block_count": t["n_layers"],
+        "attention.head_count": t["n_heads"],
+        "attention.head_count_kv": groups,
+        "attention.layer_norm_epsilon": 1e-5,
+        "rope.dimension_count": t["dim"] // t["n_heads"] // 2,
+    }
+    (folder / "chat_template.jinja").write_text("")
+    words = vocabulary(folder, t["vocab_size"])
+    (folder / "chat_template.jinja").unlink()
+    for absent in ("tokenizer.ggml.pre", "tokenizer.chat_template"):
+        del words[absent]
+    words["tokenizer.ggml.add_bos_token"] = False
+    metadata = {f"phi2.{key}": value for key, value in keys.items()} | words
+    write_gguf(out / "text.gguf", "phi2", metadata, text)
+    return out / "text.gguf", out / "mmproj.gguf"

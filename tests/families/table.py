@@ -9,6 +9,7 @@ from common import Row
 MODULES = (
     "gemma3",
     "paligemma",
+    "moondream",
     "idefics2",
     "mllama",
     "ovis2",

@@ -23,6 +23,7 @@ Build = Callable[[str, str], Oracle]
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 WITHOUT = {
     "aya_vision",
+    "moondream",
     "llava_onevision",
     "llava_video",
     "granite_docling",

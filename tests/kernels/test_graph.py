@@ -99,12 +99,12 @@ def test_views_and_written_caches_are_told_as_alias():
             ("conv2d", "[3, 3] does not fit"),
         ),
         (
-            lambda: ops.pool2d(leaf(1, 12, 4), grid=(3, 5), kernel=1),
+            lambda: ops.pool2d(leaf(1, 12, 4), grid=(3, 5), size=(3, 5)),
             ("pool2d", "not a grid of 3 x 5"),
         ),
         (
-            lambda: ops.pool2d(leaf(1, 12, 4), grid=(3, 4), kernel=2),
-            ("pool2d", "does not divide by 2"),
+            lambda: ops.pool2d(leaf(1, 12, 4), grid=(3, 4), size=(3, 5)),
+            ("pool2d", "grid 3 x 4 has no 3 x 5 parts"),
         ),
         (
             lambda: ops.place_rows(leaf(5, 4), leaf(2, 3), leaf(2, dtype=torch.int64)),

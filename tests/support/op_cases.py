@@ -423,11 +423,9 @@ def _patch_embed(d: Draw) -> Case:
 
 
 def _pool2d(d: Draw) -> Case:
-    kernel, rows, columns = d.size(1, 2, 3), d.size(1, 2, 3), d.size(1, 2, 5)
-    return [d.values(d.batch(), rows * columns * kernel**2, d.size())], {
-        "grid": (rows * kernel, columns * kernel),
-        "kernel": kernel,
-    }
+    kernel, size, uneven = d.size(1, 2, 3), (d.size(1, 2, 3), d.size(1, 2, 5)), d.maybe()
+    grid = size[0] * kernel + uneven, size[1] * kernel
+    return [d.values(d.batch(), grid[0] * grid[1], d.size())], {"grid": grid, "size": size}
 
 
 def _conv2d(d: Draw) -> Case:

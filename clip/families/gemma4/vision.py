@@ -119,7 +119,9 @@ class Gemma4Vision:
 
         [B, P, C] -> [B, T, C]
         """
-        x = ops.pool2d(x, grid=grid, kernel=self.pool, name="v.pool")
+        x = ops.pool2d(
+            x, grid=grid, size=(grid[0] // self.pool, grid[1] // self.pool), name="v.pool"
+        )
         if not self.standardized:
             return ops.scale(x, factor=self.tower.width**0.5, name="v.pool.scaled")
         wide = (

@@ -132,7 +132,7 @@ class Granite4Vision:
         seen = ops.add(seen, w.tensor(f"{at}.img_pos"), name=f"{at}.placed")
         fewer = (self.side, self.side)
         if corner is None:
-            queries = ops.pool2d(x, grid=grid, kernel=2, name=f"{at}.pool")
+            queries = ops.pool2d(x, grid=grid, size=fewer, name=f"{at}.pool")
         else:
             queries = ops.take_rows(x, self._corners(corner), name=f"{at}.corner")
         queries = ops.windows(queries, grid=fewer, size=self.query, name=f"{at}.query.windows")

@@ -94,8 +94,8 @@ class LlavaVideo(LlavaVision):
         each = ops.reshape(tiles, shape=(batch * frames, 3, rows, columns), name="v.frames")
         x = tower.seen(each, w, attention)
         if self.pool > 1:
-            grid = (tower.grid, tower.grid)
-            x = ops.pool2d(x, grid=grid, kernel=self.pool, name="v.frames.pool")
+            grid, size = (tower.grid,) * 2, (tower.grid // self.pool,) * 2
+            x = ops.pool2d(x, grid=grid, size=size, name="v.frames.pool")
         x = self.tower.projected(x, w)
         return ops.reshape(x, shape=(batch, frames * x.shape[1], x.shape[2]), name="mm.frames")
 

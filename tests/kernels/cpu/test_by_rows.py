@@ -14,7 +14,7 @@ from mtmd.kernels.ops import OPS
 pytestmark = pytest.mark.usefixtures("poisoned")
 CASES = {
     "layer_norm": ([(2, 701, 640), (640,), (640,)], {"eps": 1e-6}),
-    "pool2d": ([(2, 24 * 30, 900)], {"grid": (24, 30), "kernel": 3}),
+    "pool2d": ([(2, 24 * 30, 900)], {"grid": (24, 30), "size": (8, 10)}),
     "patch_embed": ([(2, 3, 420, 392), (60, 3, 14, 14), (60,)], {}),
 }
 

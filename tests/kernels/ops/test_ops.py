@@ -245,12 +245,19 @@ def test_pool2d_is_average_pooling(batch, rows, columns, kernel):
     x = random(batch, rows * columns, 13)
     picture = x.transpose(1, 2).unflatten(2, (rows, columns))
     expected = F.avg_pool2d(picture, kernel, stride=kernel).flatten(2).transpose(1, 2)
-    torch.testing.assert_close(
-        ops.pool2d.reference(x, grid=(rows, columns), kernel=kernel), expected
-    )
+    attrs = {"grid": (rows, columns), "size": (rows // kernel, columns // kernel)}
+    torch.testing.assert_close(ops.pool2d.reference(x, **attrs), expected)
     half = x.bfloat16()  # summed in fp32, rounded once
-    exact = ops.pool2d.reference(half.float(), grid=(rows, columns), kernel=kernel).bfloat16()
-    assert torch.equal(ops.pool2d.reference(half, grid=(rows, columns), kernel=kernel), exact)
+    exact = ops.pool2d.reference(half.float(), **attrs).bfloat16()
+    assert torch.equal(ops.pool2d.reference(half, **attrs), exact)
+
+
+@pytest.mark.parametrize(("grid", "size"), [((7, 5), (3, 2)), ((4, 9), (4, 4)), ((5, 5), (1, 3))])
+def test_pool2d_of_parts_that_overlap(grid, size):
+    x = random(2, grid[0] * grid[1], 13)
+    picture = x.transpose(1, 2).unflatten(2, grid)
+    expected = F.adaptive_avg_pool2d(picture, size).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(ops.pool2d.reference(x, grid=grid, size=size), expected)
 
 
 def test_embed_rounds_its_scale_to_the_tables_type():

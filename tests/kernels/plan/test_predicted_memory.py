@@ -150,7 +150,7 @@ ATTRS = {
     "gelu": {"approximate": "tanh"},
     "gelu_mul": {"approximate": "tanh"},
     "softcap": {"cap": 2.0},
-    "pool2d": {"grid": (20, 20), "kernel": 2},
+    "pool2d": {"grid": (20, 20), "size": (10, 10)},
     "conv2d": {"grid": (20, 20), "padding": (1, 1, 1, 1), "groups": 2},
     "attention": {"scale": 0.1, "causal": True},
     "attn_scores": {"scale": 0.1, "softcap": 3.0},

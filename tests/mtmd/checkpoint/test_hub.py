@@ -10,11 +10,18 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from fake_hub import COMMIT, FILES, FakeHub, address, running_hub
+from fake_hub import COMMIT, ERRORS, FILES, REPOS, FakeHub, address, running_hub
 
 from mtmd.base.errors import ModelError
 from mtmd.checkpoint import hub
-from mtmd.checkpoint.hub import NotInCacheError, Result, check_name, resolve_adapter, resolve_model
+from mtmd.checkpoint.hub import (
+    NotInCacheError,
+    Result,
+    cached_tokenizer,
+    check_name,
+    resolve_adapter,
+    resolve_model,
+)
 from mtmd.llm.tokenizer import vocabulary_files
 from mtmd.llm.tokenizer.tokenizer import PIECES
 
@@ -154,6 +161,25 @@ def test_only_what_is_read_is_fetched(
 def test_every_file_that_a_tokenizer_is_read_from_is_fetched() -> None:
     names = {PIECES, vocabulary_files.VOCABULARY, vocabulary_files.MERGES, vocabulary_files.RANKS}
     assert {name for name in names if not name.endswith(".json")} == {*hub.TOKENIZER_FILES}
+
+
+def test_a_tokenizer_of_another_repository_is_fetched(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = b'{"model_type": "moondream1", "auto_map": {}, "torch_dtype": "bfloat16"}'
+    other = "moondream/starmie-v1"
+    monkeypatch.setitem(REPOS, "org/borrows", {**FILES, "config.json": config})
+    monkeypatch.setitem(ERRORS, other, (404, "RepoNotFound"))
+    with pytest.raises(ModelError) as error:
+        resolve_model("org/borrows", endpoint=endpoint, cache_dir=tmp_path)
+    assert str(error.value).startswith(f"{other}, whose tokenizer the model has, could not be fetc")
+    assert "\n" not in str(error.value) and cached_tokenizer(other, tmp_path) is None
+    monkeypatch.delitem(ERRORS, other)
+    monkeypatch.setitem(REPOS, other, {"tokenizer.json": b"the newer one", "README.md": b"#"})
+    resolve_model("org/borrows", endpoint=endpoint, cache_dir=tmp_path)
+    folder = cached_tokenizer(other, tmp_path)
+    assert folder is not None and (folder / "tokenizer.json").read_bytes() == b"the newer one"
+    assert not (folder / "README.md").exists()
 
 
 def test_a_fetched_model_is_found_without_the_hub(
