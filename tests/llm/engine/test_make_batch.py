@@ -74,7 +74,7 @@ def running(slot: int = 0, length: int = 0, position: int = 0) -> Sequence:
 def test_batch_places_images_and_counts_slots_on() -> None:
     mine = running(length=10, position=10)
     batch = make_batch([(mine, [text(1, 2), image(3, 5.0), text(4), image(1, 7.0)])], cache())
-    assert batch.tokens.tolist() == [1, 2, 9, 9, 9, 4, 9]
+    assert batch.tokens.tolist() == [1, 2, 0, 0, 0, 4, 0]
     assert batch.slots.tolist() == list(range(PAGE + 10, PAGE + 17))
     assert batch.positions.tolist() == [list(range(10, 17))] * 4
     assert batch.image_positions().tolist() == [2, 3, 4, 6]
