@@ -17,11 +17,12 @@ from mtmd.clip.audio.recording import GivenSamples
 from mtmd.prompt.conversation import Message
 from mtmd.receipt import Receipt
 
-LANGUAGES = {  # ISO 639-1
+LANGUAGES = {  # ISO 639-1, and of languages without one 639-3
     "af": "Afrikaans", "ar": "Arabic", "az": "Azerbaijani", "be": "Belarusian", "bg": "Bulgarian",
     "bn": "Bengali", "bs": "Bosnian", "ca": "Catalan", "cs": "Czech", "cy": "Welsh", "da": "Danish",
     "de": "German", "el": "Greek", "en": "English", "es": "Spanish", "et": "Estonian",
-    "fa": "Persian", "fi": "Finnish", "fr": "French", "gl": "Galician", "gu": "Gujarati",
+    "fa": "Persian", "fi": "Finnish", "fil": "Filipino", "fr": "French", "gl": "Galician",
+    "gu": "Gujarati",
     "he": "Hebrew", "hi": "Hindi", "hr": "Croatian", "hu": "Hungarian", "hy": "Armenian",
     "id": "Indonesian", "is": "Icelandic", "it": "Italian", "ja": "Japanese", "ka": "Georgian",
     "kk": "Kazakh", "kn": "Kannada", "ko": "Korean", "lt": "Lithuanian", "lv": "Latvian",

@@ -50,11 +50,12 @@ def averaged(planes: NDArray[Any]) -> Samples:
     """The mean of channels [C, N], of real numbers, or of whole ones divided by their full scale,
     as [N].
     """
-    if planes.dtype == np.uint8:
-        scaled = (planes.astype(np.float32) - 128) / 128
-    elif planes.dtype.kind == "i":
-        scaled = planes.astype(np.float32) / np.float32(-float(np.iinfo(planes.dtype).min))
-    else:
-        scaled = planes.astype(np.float32)
-    result: Samples = scaled[0] if len(scaled) == 1 else scaled.mean(axis=0, dtype=np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # of what no sound has, which is refused
+        if planes.dtype == np.uint8:
+            scaled = (planes.astype(np.float32) - 128) / 128
+        elif planes.dtype.kind == "i":
+            scaled = planes.astype(np.float32) / np.float32(-float(np.iinfo(planes.dtype).min))
+        else:
+            scaled = planes.astype(np.float32)
+        result: Samples = scaled[0] if len(scaled) == 1 else scaled.mean(axis=0, dtype=np.float32)
     return result

@@ -74,21 +74,30 @@ class Reader(Protocol):
         """Let go of what decodes."""
 
 
+def kind_of(head: bytes, name: str) -> str:
+    """The format of a file that begins with `head`, as a key of `NAMES`. Raises AudioError for what
+    is no audio by its first bytes.
+    """
+    if (kind := container_format(head)) is not None:
+        return kind
+    picture = picture_format(head)
+    words = f"a picture ({PICTURES[picture]})" if picture else looks_like(head)[0]
+    advice = (
+        "ask about it as a picture, as with `mtmd describe`"
+        if picture
+        else "convert it, as with ffmpeg, to WAV"
+    )
+    raise AudioError(f"{one_line(name)}: found {words}, expected {EXPECTED}; {advice}")
+
+
 def open_audio(
     file: BinaryIO, limits: AudioLimits = DEFAULT_LIMITS, name: str = "audio"
 ) -> AudioStreamReader:
     """Read what the header says. `file` can be seeked in; `name` opens every message. Raises
     AudioError, in one line, for whatever is not audio within `limits`.
     """
+    kind = kind_of(file.read(HEAD_BYTES), name)
     name = one_line(name)
-    head = file.read(HEAD_BYTES)
-    kind = container_format(head)
-    if kind is None:
-        picture = picture_format(head)
-        words = f"a picture ({PICTURES[picture]})" if picture else looks_like(head)[0]
-        raise AudioError(
-            f"{name}: found {words}, expected {EXPECTED}; convert it, as with ffmpeg, to WAV"
-        )
     if find_spec("av") is None:
         raise AudioError(
             f"{name}: found {article(kind)}, expected PyAV, which reads it; install it: "

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mtmd.base.errors import AudioError
 from mtmd.clip.audio.audio import Audio, AudioFacts, Samples, averaged, is_numeric
-from mtmd.clip.audio.decode import Reader, open_audio
+from mtmd.clip.audio.decode import Reader, kind_of, open_audio
 from mtmd.clip.audio.isolated import opened_isolated
 from mtmd.clip.audio.limits import (
     DEFAULT_LIMITS,
@@ -25,6 +25,7 @@ from mtmd.clip.audio.limits import (
     check_seconds,
 )
 from mtmd.clip.audio.resample import resampled
+from mtmd.clip.audio.signatures import HEAD_BYTES
 from mtmd.clip.media_file import MediaFile
 
 
@@ -44,6 +45,9 @@ class Recording(Protocol):
 
     def check(self) -> AudioFacts:
         """Decode all of it, and keep nothing. Raises as `audio`."""
+
+
+LOUDEST = 2.0**31  # as of samples of 32 bits that are not divided by their full scale
 
 
 class AudioFile:
@@ -72,9 +76,15 @@ class AudioFile:
             return self.file.sha256
         return hashlib.sha256(f"{self.file.sha256} {self.span}".encode()).hexdigest()
 
+    def check_kind(self) -> None:
+        """Raises AudioError for what is no audio by its first bytes."""
+        with self.file.opened() as file:
+            kind_of(file.read(HEAD_BYTES), self.name)
+
     def audio(self, rate: int) -> Audio:
         with self._opened() as reader:
-            blocks = list(resampled(reader.blocks(), reader.rate, rate))
+            decoded = (_finite(block, self.name) for block in reader.blocks())
+            blocks = list(resampled(decoded, reader.rate, rate))
             samples = np.concatenate(blocks) if len(blocks) != 1 else blocks[0]
             start, end = (None if at is None else round(at * rate) for at in self.span)
             heard = samples[start:end]
@@ -83,7 +93,7 @@ class AudioFile:
                     f"{self.name}: found {len(samples) / rate:.1f} s of sound, none of it between "
                     f"{self.span[0] or 0:g} and {self.span[1] or len(samples) / rate:g} s"
                 )
-            return Audio(_finite(heard, self.name), rate, reader.facts)
+            return Audio(heard, rate, reader.facts)
 
     def check(self) -> AudioFacts:
         with self._opened() as reader:
@@ -151,6 +161,9 @@ class GivenSamples:
 
 
 def _finite(samples: Samples, name: str) -> Samples:
-    if not np.isfinite(samples).all():
-        raise AudioError(f"{name}: found samples that are no numbers, expected finite ones")
+    """The samples. Raises AudioError for what is no number, or no loudness that a sound has."""
+    if not (np.abs(samples) <= LOUDEST).all():
+        raise AudioError(
+            f"{name}: found samples that are no numbers, or above 2^31, expected -1 to 1"
+        )
     return samples

@@ -11,6 +11,7 @@ from mtmd.checkpoint.checkpoint import Checkpoint, ModelAdapter
 from mtmd.checkpoint.hub import resolve_adapter
 from mtmd.kernels.checkpoint.adapter import Adapter, adapters_of, merged
 from mtmd.kernels.checkpoint.adapter_file import AdapterFile, open_adapter
+from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.magic import ADAPTER_CONFIG
 from mtmd.options.adapters import AdapterOption
 
@@ -58,11 +59,15 @@ def _with(checkpoint: Checkpoint, one: AdapterOption, file: AdapterFile) -> Chec
         )
     name = one.name or _name_of(file.path, [each.name for each in checkpoint.adapters])
     parameters = [checkpoint.text.parameters()]
-    parameters += [checkpoint.vision.parameters()] if checkpoint.vision else []
+    families = (checkpoint.vision, checkpoint.audio)
+    parameters += [family.parameters() for family in families if family is not None]
     text, *towers = adapters_of(name, file, parameters)
     count = sum(len(part.targets) for part in (text, *towers))
     text_weights, vision_weights = checkpoint.text_weights, checkpoint.vision_weights
-    vision = towers[0] if towers else None
+    audio_weights = checkpoint.audio_weights
+    vision = towers[0] if checkpoint.vision else None
+    if audio_weights is not None and (audio := towers[-1]).targets:
+        audio_weights = _merged_audio(audio_weights, audio, one)
     if one.name is None:
         text_weights, text = merged(text_weights, text, one.scale)
         if vision is not None and vision_weights is not None:
@@ -78,8 +83,30 @@ def _with(checkpoint: Checkpoint, one: AdapterOption, file: AdapterFile) -> Chec
         checkpoint,
         text_weights=text_weights,
         vision_weights=vision_weights,
+        audio_weights=audio_weights,
         adapters=(*checkpoint.adapters, adapter),
     )
+
+
+def _merged_audio(
+    weights: CanonicalWeights, adapter: Adapter, one: AdapterOption
+) -> CanonicalWeights:
+    """The audio encoder with the changes in it. Raises ModelError for an adapter that answers are
+    to choose, and for weights that no changes are made to.
+    """
+    result, left = merged(weights, adapter, one.scale)
+    if one.name is not None or left.targets:
+        weight = next(iter(adapter.targets))
+        advice = (
+            "leave its name out, and it becomes part of the weights"
+            if one.name is not None
+            else "which the model has quantized; load one in BF16 or F16"
+        )
+        raise ModelError(
+            f"{adapter.where} changes {weight}, and audio encoders are changed in their weights "
+            f"alone; {advice}"
+        )
+    return result
 
 
 def _check_live(adapter: Adapter, one: AdapterOption) -> None:

@@ -104,13 +104,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_files(files: Sequence[str], remote: bool) -> None:
-    """Raises AudioError for the first that is not there."""
+    """Raises AudioError for the first that is not there, or is no audio."""
+    from mtmd.clip.audio.recording import AudioFile
     from mtmd.prompt.audio_input import load_audio
     from mtmd.prompt.url_kinds import is_url
 
     for source in files:
         if not (remote and is_url(source)):
-            load_audio(source)
+            recording = load_audio(source)
+            if isinstance(recording, AudioFile):
+                recording.check_kind()
 
 
 def _outputs(args: argparse.Namespace) -> list[Path | None]:

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,35 @@ def test_an_adapter_in_the_folder_is_for_answers_about_audio(
     assert [list(one.output_token_ids) for one in answers] == [expected, without, plain]
     assert [one.receipt.adapters for one in answers] == [{"audio": 1.0}, {}, {}]
     model.close()
+
+
+def test_an_adapter_of_the_encoder_is_merged(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """As PEFT computes it; one that answers are to choose is refused."""
+    folder = tmp_path_factory.mktemp("plain")
+    oracle = CASES["qwen2_audio"](folder)
+    samples = tones(0.4)
+    bare = [{"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": "What?"}]}]
+    inputs = oracle.inputs(bare, [samples])
+    before = oracle.features(inputs)
+    targets = r".*(audio_tower.*(q_proj|fc1)|multi_modal_projector.linear)"
+    settings = peft.LoraConfig(r=3, lora_alpha=9, target_modules=targets)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT's use of transformers
+        adapted = peft.get_peft_model(oracle.model, settings)
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.5)
+        adapted.save_pretrained(tmp_path)
+    expected = oracle.features(inputs)
+    with load(folder, device="cpu", dtype="fp32", lora=tmp_path) as model:
+        part = {"type": "audio", "audio": AudioInput(samples, 16_000)}
+        encoded = model.prompt([{**bare[0], "content": [part, bare[0]["content"][1]]}])  # type: ignore[dict-item]
+        rows = torch.cat([s.embeddings for s in encoded.spans if s.embeddings is not None])
+        assert nmse(rows, expected) <= 1e-8 < nmse(rows, before)
+    with pytest.raises(MtmdError, match="changed in their weights alone; leave its name out"):
+        load(folder, device="cpu", dtype="fp32", lora={"own": tmp_path})
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("qwen3_asr")])

@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
 from attack import Account
 from attackers import Attackers
 from attempts import Generator
+from damaged_audio import audio_attempt
 from damaged_pictures import picture_attempt
 from damaged_videos import video_attempt
 from grammars import constraint_attempt
@@ -39,12 +40,21 @@ MEMORY_MIB = 3072
 """Of the server and its workers together: the demo model 0.5 GiB, one picture of the most pixels
 that may be decoded in 2.5."""
 GROWTH = 1.15  # of the server's memory while the same goes on
-SHARES = {"requests": 8, "pictures": 10, "videos": 4, "schemas": 5, "slow": 2, "models": 5}
+SHARES = {
+    "requests": 8,
+    "pictures": 10,
+    "videos": 4,
+    "audio": 3,
+    "schemas": 5,
+    "slow": 2,
+    "models": 5,
+}
 """Of the minutes."""
 COUNTS = {
     "requests": 50_000,
     "pictures": 20_000,
     "videos": 5_000,
+    "audio": 2_000,
     "schemas": 10_000,
     "slow": 500,
     "models": 5_000,
@@ -53,6 +63,7 @@ GENERATORS: dict[str, Generator] = {
     "requests": http_shape,
     "pictures": picture_attempt,
     "videos": video_attempt,
+    "audio": audio_attempt,
     "schemas": constraint_attempt,
 }
 CALM_S, AFTER_S = 15.0, 5.0

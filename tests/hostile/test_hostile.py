@@ -12,6 +12,7 @@ from urllib.request import urlopen
 import pytest
 from attack import Account, attack, chance, examples
 from attempts import Attempt, Generator
+from damaged_audio import audio_attempt
 from damaged_pictures import picture_attempt
 from damaged_videos import video_attempt
 from grammars import constraint_attempt
@@ -26,6 +27,7 @@ COUNTS: dict[Generator, int] = {
     http_shape: 400,
     picture_attempt: 200,
     video_attempt: 80,
+    audio_attempt: 80,
     constraint_attempt: 200,
 }
 SLOW = 200

@@ -50,6 +50,7 @@ def test_prompts() -> None:
     assert TranscriptionRequest(translate=True, hint="Ada").prompt(TOLD) == (
         "into English\n\nContext: Ada"
     )
+    assert language_name("fil") == language_name("filipino") == "Filipino"
     with pytest.raises(OptionError, match=r"found 'Germann', expected .*did you mean 'german'"):
         language_name("Germann")
 
