@@ -248,7 +248,7 @@ def gguf_of(text: TextFamily, where: str) -> tuple[str, dict[str, Any], dict[str
     names = frozenset(text.parameters()) | added.keys()
     metadata = {**written, f"{architecture}.vocab_size": text.vocabulary}
     factors = {name: tensor for name, tensor in added.items() if name in FACTORS}
-    metadata = with_factors(architecture, metadata, factors)
+    metadata = dict(with_factors(architecture, metadata, factors))
     read = gguf_text_family(architecture, metadata, names, where, described.projector)
     if differing := _differing(text, read, divided=DIVISORS in added):
         raise ModelError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from mmap import mmap
@@ -62,6 +63,7 @@ _NUMBERS = {
     12: "<f8",
 }
 _U64 = struct.Struct("<Q")
+SEPARATOR, SEPARATED = 0xFF, "\udcff"  # a byte between strings, and how it is decoded
 
 
 @dataclass(frozen=True)
@@ -76,13 +78,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class _Elements:
-    """An array that has been checked and not read: `start` is the place of its first element in the
-    file.
+    """An array that has been checked and not read: where it lies in the file, and each of its
+    strings.
     """
 
     type: int
     count: int
     start: int
+    end: int
+    strings: array[int]
 
 
 class Metadata(Mapping[str, Any]):
@@ -113,12 +117,8 @@ class Metadata(Mapping[str, Any]):
             return np.frombuffer(
                 self._data, _NUMBERS[value.type], value.count, value.start
             ).tolist()
-        texts, position, data, length_at = [], value.start, self._data, _U64.unpack_from
-        for _ in range(value.count):
-            end = position + 8 + length_at(data, position)[0]
-            texts.append(data[position + 8 : end].decode("utf-8", "surrogateescape"))
-            position = end
-        return texts
+        starts = np.array(value.strings, np.int64) - value.start
+        return _texts(self._data[value.start : value.end], starts)
 
     def __contains__(self, key: object) -> bool:
         return key in self._values
@@ -128,6 +128,27 @@ class Metadata(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+
+def _texts(data: bytes, starts: np.ndarray) -> list[str]:
+    """Return the strings of an array that was checked, all decoded at once: a byte that no UTF-8
+    has is put in the place of each length.
+    """
+    joined, lengths = np.frombuffer(data, np.uint8).copy(), starts.copy()
+    stays = np.ones(len(joined), bool)
+    for _ in range(7):
+        stays[lengths] = False
+        lengths += 1
+    joined[lengths] = SEPARATOR
+    whole = joined[stays].tobytes()
+    if whole.count(SEPARATOR) == len(starts):
+        text: str = whole.decode("utf-8", "surrogateescape")
+        return text.split(SEPARATED)[1:]
+    ends = [*starts[1:], len(data)]  # a string has that byte, too
+    return [
+        data[start + 8 : end].decode("utf-8", "surrogateescape")
+        for start, end in zip(starts, ends, strict=True)
+    ]
 
 
 def parse_header(data: mmap, path: Path) -> tuple[Metadata, dict[str, Entry]]:
@@ -261,11 +282,12 @@ class _Reader:
                 f"says that the array {key!r:.80} has {count} elements",
                 f"at most {limit} from byte {self.position} on",
             )
-        elements = _Elements(kind, count, self.position)
-        self.position = (
-            self._after_strings(key, count) if kind == _STRING else self.position + count * size
-        )
-        return elements
+        start, strings = self.position, array("q")
+        if kind == _STRING:
+            strings = self._strings(key, count)
+        else:
+            self.position += count * size
+        return _Elements(kind, count, start, self.position, strings)
 
     def entry(self, name: str, alignment: int) -> Entry:
         """One tensor, its `start` counted from the beginning of the data."""
@@ -308,17 +330,20 @@ class _Reader:
             raise self.error(f"has {what} of type {kind}", "a type from 0 to 12")
         return np.dtype(_NUMBERS[kind])
 
-    def _after_strings(self, key: str, count: int) -> int:
-        """The place after `count` strings."""
+    def _strings(self, key: str, count: int) -> array[int]:
+        """Go over `count` strings. Returns where each begins, with its length."""
         position, data, end, length_at = self.position, self.data, self._end, _U64.unpack_from
+        starts = array("q")
         try:
             for _ in range(count):
+                starts.append(position)
                 position += 8 + length_at(data, position)[0]
         except (struct.error, OverflowError):  # a length has led past the end of the file
             position = end + 1
         if position > end:
             raise self._cut_off(f"the strings of {key!r:.80}")
-        return position
+        self.position = position
+        return starts
 
     def _text(self, what: str, limit: int) -> str:
         length = self._integer(8, what)

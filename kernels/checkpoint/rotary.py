@@ -7,9 +7,10 @@ theirs to the last bit.
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -134,10 +135,16 @@ def gguf_scaling(keys: Settings) -> dict[str, Any] | None:
 
 def with_factors(
     architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> dict[str, Any]:
-    """Return a GGUF's metadata with LongRoPE's factors, which are `tensors` there, under keys."""
-    factors = {FACTORS[name]: tensor.tolist() for name, tensor in tensors.items()}
-    return {**metadata, **{f"{architecture}.{key}": value for key, value in factors.items()}}
+) -> Mapping[str, Any]:
+    """Return a GGUF's metadata with LongRoPE's factors, which are `tensors` there, under keys. No
+    other value is read.
+    """
+    if not tensors:
+        return metadata
+    factors = {
+        f"{architecture}.{FACTORS[name]}": tensor.tolist() for name, tensor in tensors.items()
+    }
+    return ChainMap(factors, cast(dict[str, Any], metadata))  # which writes to the first alone
 
 
 def gguf_rope(made: Rotary, context: int, where: str) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
@@ -135,7 +136,9 @@ def _byte_level(vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
         )
     pre = pretokenizers.FAMILIES[name]
     inner = tokenizers.Tokenizer(
-        models.BPE(vocabulary.ids, _merges(vocabulary), ignore_merges=pre.ignore_merges)
+        _merging(
+            vocabulary, lambda m: models.BPE(vocabulary.ids, m, ignore_merges=pre.ignore_merges)
+        )
     )
     if pre.nfc:
         inner.normalizer = normalizers.NFC()
@@ -164,7 +167,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
 
 def _merged_sentencepiece(vocabulary: Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
     return _with_byte_fallback(
-        vocabulary, vocabulary.ids, _merges(vocabulary), vocabulary.flag("add_space_prefix", False)
+        vocabulary, vocabulary.ids, None, vocabulary.flag("add_space_prefix", False)
     ), True
 
 
@@ -183,18 +186,20 @@ SCORED = next(name for name, make in FAMILIES.items() if make is _sentencepiece)
 
 
 def _with_byte_fallback(
-    vocabulary: Vocabulary, ids: dict[str, int], merges: list[tuple[str, str]], prefix: bool
+    vocabulary: Vocabulary, ids: dict[str, int], merges: list[tuple[str, str]] | None, prefix: bool
 ) -> tokenizers.Tokenizer:
     """Whole texts are merged, spaces written as "▁"; characters without a token become the tokens
-    of their bytes, <0x00> to <0xFF>.
+    of their bytes, <0x00> to <0xFF>. `merges`: None for the file's own.
     """
     unknown = vocabulary.id("unknown_token_id")
     if unknown is None and UNKNOWN in vocabulary.types:
         unknown = vocabulary.types.index(UNKNOWN)
     text = None if unknown is None else vocabulary.tokens[unknown]
-    inner = tokenizers.Tokenizer(
-        models.BPE(ids, merges, unk_token=text, fuse_unk=True, byte_fallback=True)
-    )
+
+    def make(pairs: list[tuple[str, str]]) -> models.BPE:
+        return models.BPE(ids, pairs, unk_token=text, fuse_unk=True, byte_fallback=True)
+
+    inner = tokenizers.Tokenizer(_merging(vocabulary, make) if merges is None else make(merges))
     steps = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
         inner.normalizer = normalizers.Sequence(
@@ -213,6 +218,19 @@ def _with_blanks(text: str, kind: int) -> str:
     # llama.cpp's converter writes the "▁" of user-defined tokens as spaces; tokenizer.json has them
     # as sentencepiece does
     return text.replace(" ", BLANK) if kind == USER_DEFINED else text
+
+
+def _merging(
+    vocabulary: Vocabulary, make: Callable[[list[tuple[str, str]]], models.BPE]
+) -> models.BPE:
+    """Return what `make` makes of the file's merges. Usually each has one space, and the library
+    finds all of its parts in the vocabulary; else they are gone through one by one.
+    """
+    pairs = [tuple(text.split(" ")) for text in vocabulary.strings("merges", MERGES_MAX)]
+    if set(map(len, pairs)) <= {2} and not any("" in pair for pair in pairs):
+        with suppress(Exception):
+            return make(cast(list[tuple[str, str]], pairs))
+    return make(_merges(vocabulary))
 
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
@@ -256,13 +274,10 @@ def _merges_from_scores(
 
 def _add_tokens(inner: tokenizers.Tokenizer, vocabulary: Vocabulary, ids: dict[str, int]) -> None:
     """Control and user-defined tokens are found in the text before all else."""
-    kinds = ((text, vocabulary.types[i]) for text, i in ids.items() if text)
+    types, added = vocabulary.types, (CONTROL, UNKNOWN, USER_DEFINED)
+    found = [(text, types[i]) for text, i in ids.items() if types[i] in added and text]
     inner.add_tokens(
-        [
-            AddedToken(text, normalized=False, special=kind != USER_DEFINED)
-            for text, kind in kinds
-            if kind in (CONTROL, UNKNOWN, USER_DEFINED)
-        ]
+        [AddedToken(text, normalized=False, special=kind != USER_DEFINED) for text, kind in found]
     )
 
 

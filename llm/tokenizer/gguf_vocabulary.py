@@ -119,17 +119,18 @@ class Vocabulary:
         object.__setattr__(self, "notes", (*_of_types(mistyped), *_of_repeated(tokens, repeated)))
 
     def _by_spelling(self) -> tuple[dict[str, int], dict[int, int]]:
-        ids: dict[str, int] = {}
-        repeated: dict[int, int] = {}
+        tokens, types = self.tokens, self.types
+        # llama.cpp's converter fills embedding rows beyond the tokenizer's own tokens with these
+        padding = {i for i, t in enumerate(types) if t == UNUSED and tokens[i] == f"[PAD{i}]"}
         # Named ones first: those are what the model was trained on.
         named = [i for key in NAMED_IDS if (i := self.id(key)) is not None]
-        for i in dict.fromkeys((*named, *range(len(self.tokens)))):
-            text = self.tokens[i]
-            # llama.cpp's converter fills embedding rows beyond the tokenizer's own tokens with
-            # these
-            if self.types[i] == UNUSED and text == f"[PAD{i}]":
-                continue
-            if (first := ids.setdefault(text, i)) != i:
+        numbers = [i for i in dict.fromkeys((*named, *range(len(tokens)))) if i not in padding]
+        ids = dict(zip(map(tokens.__getitem__, numbers), numbers, strict=True))
+        if len(ids) == len(numbers):
+            return ids, {}
+        ids, repeated = {}, {}
+        for i in numbers:
+            if (first := ids.setdefault(tokens[i], i)) != i:
                 repeated[i] = first
         return ids, repeated
 
@@ -192,7 +193,7 @@ class Vocabulary:
     def strings(self, key: str, limit: int) -> list[str]:
         """A list of texts; it must be there."""
         value = self.get(key)
-        if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
+        if not isinstance(value, (list, tuple)) or not set(map(type, value)) <= {str}:
             raise self.error(
                 key, "nothing" if value is None else f"{value!r:.60}", "a list of texts"
             )
@@ -209,9 +210,8 @@ class Vocabulary:
             return []
         if hasattr(value, "tolist"):  # a numpy array, an array.array
             value = value.tolist()
-        if not isinstance(value, (list, tuple)) or not all(
-            type(number) in ((int, float) if kind is float else (kind,)) for number in value
-        ):
+        kinds = {int, float} if kind is float else {kind}
+        if not isinstance(value, (list, tuple)) or not set(map(type, value)) <= kinds:
             raise self.error(key, f"{value!r:.60}", f"a list of {kind.__name__}")
         if len(value) != length:
             raise self.error(key, f"{len(value)} entries", f"one for each of the {length} tokens")

@@ -36,7 +36,8 @@ class Tokenizer:
     "<table>", runs of newlines) are ordinary text and not among them. What is `reserved` is sealed
     where it is no token, too: a template may write it for a picture. `ends` are the ids that end an
     answer, sealed as well; `repeated` ids are spelled as others are, whose ids are their values;
-    `notes` say what in the tokenizer's file was not believed.
+    `notes` say what in the tokenizer's file was not believed. Ids that user text can produce
+    are below `rows`, where that is known.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class Tokenizer:
         repeated: Mapping[int, int] | None = None,
         notes: tuple[str, ...] = (),
         added: Iterable[str] = (),
+        rows: int | None = None,
     ) -> None:
         self.ends, self.notes, self._repeated = frozenset(ends), notes, dict(repeated or {})
+        self._rows = rows
         inner.no_truncation()  # tokenizer.json may carry training settings that cut or pad
         inner.no_padding()
         check_added((t.content for t in inner.get_added_tokens_decoder().values()), "the tokenizer")
@@ -167,20 +170,22 @@ class Tokenizer:
             repeated=built.vocabulary.repeated,
             notes=built.notes,
             added=added,
+            rows=len(built.vocabulary.tokens),
         )
 
     def __len__(self) -> int:
         """Number of ids, added tokens included. A checkpoint's embedding may have more rows."""
         return self._inner.get_vocab_size(with_added_tokens=True) + len(self._repeated)
 
-    def largest_ordinary_id(self) -> int:
-        """The largest id that user text can produce; sealed tokens, which it cannot, may lie beyond
-        the rows of an embedding. -1: none.
+    def id_beyond(self, rows: int) -> int | None:
+        """The largest id that user text can produce, where an embedding of so many rows lacks it;
+        sealed tokens, which it cannot, may lie beyond them.
         """
-        return max(
-            set(self._inner.get_vocab(with_added_tokens=True).values()) - self._control_tokens.ids,
-            default=-1,
-        )
+        if self._rows is not None and self._rows <= rows:
+            return None
+        every = self._inner.get_vocab(with_added_tokens=True).values()
+        largest = max(set(every) - self._control_tokens.ids, default=-1)
+        return largest if largest >= rows else None
 
     def knows(self, text: str) -> bool:
         """Return whether one token is spelled so."""

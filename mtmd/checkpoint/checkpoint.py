@@ -141,7 +141,7 @@ def end_of_turn(template: Path | None, tokenizer: Tokenizer) -> frozenset[int]:
 
 def check_vocabulary(tokenizer: Tokenizer, text: TextFamily, where: str) -> None:
     """Raises ModelError where user text can produce a token that the model has no row for."""
-    if (largest := tokenizer.largest_ordinary_id()) >= text.vocabulary:
+    if (largest := tokenizer.id_beyond(text.vocabulary)) is not None:
         raise ModelError(
             f"{where}: the tokenizer has a token with id {largest}, the configuration a vocabulary "
             f"of {text.vocabulary}, "

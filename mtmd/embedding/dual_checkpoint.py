@@ -86,7 +86,7 @@ def open_dual(folder: Path) -> DualCheckpoint:
     check_no_extra(file, weights.sources, family.unused, where)
     pieces = (folder / PIECES).exists() and not (folder / "tokenizer.json").exists()
     tokenizer = Tokenizer.from_pieces(folder) if pieces else Tokenizer.from_folder(folder)
-    if (largest := tokenizer.largest_ordinary_id()) >= family.text.vocabulary:
+    if (largest := tokenizer.id_beyond(family.text.vocabulary)) is not None:
         raise ModelError(
             f"{where}: the tokenizer has a token with id {largest}, the configuration a vocabulary "
             f"of {family.text.vocabulary}, expected ids below that; they belong to different "

@@ -144,6 +144,21 @@ def split(folder: Path, parts: int = 3) -> list[Path]:
     return sorted(folder.glob("*.gguf"))
 
 
+BYTES = [b"", b"\xff", b"a\xff\xff", b"\xe2\x96", b"\x81", b"\xc3", "ß".encode(), b"\x00", b""]
+
+
+@pytest.mark.parametrize("texts", [BYTES, [t for t in BYTES if b"\xff" not in t], [b"x"]])
+def test_strings_of_an_array_that_are_parts_of_characters(
+    texts: list[bytes], tmp_path: Path
+) -> None:
+    """Each is decoded for itself, though all are decoded together."""
+    writer = GGUFWriter(tmp_path / "x.gguf", "test")
+    writer.add_array("tokens", texts)
+    save(writer)
+    tokens = GgufFile(tmp_path / "x.gguf").metadata["tokens"]
+    assert tokens == [text.decode("utf-8", "surrogateescape") for text in texts]
+
+
 def test_any_part_of_a_split_file_opens_all(tmp_path: Path) -> None:
     paths = split(tmp_path)
     assert [path.name for path in paths] == [f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]

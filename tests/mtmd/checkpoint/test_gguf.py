@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ import checkpoints as make
 import gemma3_gguf
 import numpy as np
 import pytest
+import tokenizers
 from gemma3_gguf import LAYERS, PROJECTOR, TEXT
 
 from mtmd import load
 from mtmd.checkpoint.ollama_layout import NOTE
+from mtmd.checkpoint.open import open_checkpoint
+from mtmd.kernels.checkpoint.gguf_header import Metadata
 
 SHAPE = {"num_hidden_layers": 6, "layer_types": LAYERS}
 WIDE = {**SHAPE, "hidden_size": 256, "intermediate_size": 256}
@@ -443,3 +447,22 @@ def test_nothing_is_told_where_nothing_is_dequantized(made: tuple[Path, Path], m
     ran = mtmd("warmup", "-m", made[0], "--no-run")
     assert ran.code == 0 and "dequantized" not in ran.out and "WARNING" not in ran.out
     assert json.loads(mtmd("warmup", "-m", made[0], "--no-run", "--json").out)["dequantized"] == []
+
+
+def test_lists_are_read_no_more_often_than_they_are_needed(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A vocabulary takes a tenth of a second each time."""
+    read: list[str] = []
+    get = Metadata.__getitem__
+
+    def noted(metadata: Metadata, key: str) -> Any:
+        value = get(metadata, key)
+        read.extend([key] * isinstance(value, list))
+        return value
+
+    monkeypatch.setattr(Metadata, "__getitem__", noted)
+    monkeypatch.setattr(tokenizers.Tokenizer, "get_vocab", None)  # as long as a vocabulary
+    open_checkpoint(*pair)
+    often = Counter(key for key in read if key.startswith("tokenizer."))
+    assert often["tokenizer.ggml.tokens"] <= 2 and max(often.values()) <= 2, often
