@@ -21,9 +21,6 @@ class Constraint(Protocol):
     def begin(self) -> None:
         """Start over: the prompt is about to be read, perhaps once more."""
 
-    def wake(self) -> None:
-        """Start the answer, some time after `begin`."""
-
     def ready(self, wait_s: float = 0) -> bool:
         """Return whether `mask` or `allowed` would not block, after `wait_s` at the latest."""
 

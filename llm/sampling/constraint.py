@@ -87,9 +87,6 @@ class JsonConstraint:
     def begin(self) -> None:
         """Begin; this one has begun already."""
 
-    def wake(self) -> None:
-        """Wake; this one waits for nothing."""
-
     def ready(self, wait_s: float = 0) -> bool:  # noqa: ARG002
         """Always: `mask` computes what it gives."""
         return True

@@ -113,33 +113,35 @@ class IsolatedConstraint:
         self._opened = threading.Event()
         self._lock = threading.Lock()
         self._has_begun = self._is_closed = self._is_slow = False
-        self._requested = 0.0  # when
+        self._asked: float | None = None
+        """When the next tokens were first asked for, and not known yet."""
         self._waited = 0.0  # seconds
 
     def begin(self) -> None:
         """Make the grammar, without waiting for it."""
         if not self._has_begun:
-            self._has_begun, self._requested = True, time.monotonic()
+            self._has_begun = True
             try:
                 threading.Thread(target=self._open, name="mtmd schema", daemon=True).start()
             except RuntimeError as error:  # no thread can be had
                 self._error = BusyError(f"json_schema: {error}; try again later")
                 self._opened.set()
 
-    def wake(self) -> None:
-        """The answer is about to begin, after a thought: until now nobody has waited."""
-        self._requested = time.monotonic()
-
     def ready(self, wait_s: float = 0) -> bool:
         """Return whether `mask` would wait for nothing, after `wait_s` at the latest."""
         self.begin()
         if self._opened.wait(wait_s) and (self._worker is None or self._worker.ready(wait_s)):
             return True
-        waiting = time.monotonic() - self._requested
-        if waiting > PATIENCE_S and not self._is_slow and self._worker is not None:
+        if self._worker is None:  # the server of workers starts, which no schema is the cause of
+            return False
+        # A prompt that is read, or a step of the model, meanwhile is nobody's waiting.
+        now = time.monotonic()
+        self._asked = now if self._asked is None else self._asked
+        waiting = now - self._asked
+        if waiting > PATIENCE_S and not self._is_slow:
             self._is_slow = True
             self._worker.lower_priority()
-        if self._waited + waiting > WAITED_S and self._opened.is_set():
+        if self._waited + waiting > WAITED_S:
             self._fail(f"more than {WAITED_S:g} s")
             return True
         return False
@@ -156,7 +158,9 @@ class IsolatedConstraint:
         """
         while not self.ready(1.0):
             pass
-        self._waited += max(time.monotonic() - self._requested - PATIENCE_S, 0)
+        if self._asked is not None:
+            self._waited += max(time.monotonic() - self._asked - PATIENCE_S, 0)
+            self._asked = None
         if self._error is not None:
             raise self._error
         assert self._worker is not None
@@ -178,7 +182,6 @@ class IsolatedConstraint:
             self._worker.send(TOKEN.pack(token))
         except WorkerFailed as error:
             raise self._fail(error.needs) from error
-        self._requested = time.monotonic()
 
     def close(self) -> None:
         """The answer is over."""

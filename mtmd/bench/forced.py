@@ -18,9 +18,6 @@ class Forced:
     def begin(self) -> None:
         pass
 
-    def wake(self) -> None:
-        pass
-
     def ready(self, wait_s: float = 0) -> bool:  # noqa: ARG002
         return True
 

@@ -183,7 +183,7 @@ class AfterThought:
 
     def __init__(self, make: Callable[[], Constraint], thought: Thought):
         self._make, self._inner, self._thought = make, make(), thought
-        self._is_awake, self._has_read = not thought.sleeps, False
+        self._has_read = False
         # How many tokens of the mark are written; None where no thought can begin any more.
         self._written: int | None = 0 if thought.may_begin else None
         self._is_next_allowed = False  # also by what the answer has to look like
@@ -195,15 +195,7 @@ class AfterThought:
         self._inner.begin()
 
     def ready(self, wait_s: float = 0) -> bool:
-        if self._sleeps():
-            return True
-        if not self._is_awake:
-            self._is_awake = True
-            self._inner.wake()
-        return self._requested is not None or self._inner.ready(wait_s)
-
-    def wake(self) -> None:
-        """Wake; it wakes by itself."""
+        return self._sleeps() or self._requested is not None or self._inner.ready(wait_s)
 
     def allowed(self, size: int) -> np.ndarray:
         if self._sleeps():
@@ -230,7 +222,6 @@ class AfterThought:
         self._written = None
         if written is not None and token == thought.opening[written]:
             if thought.is_first_alone or not self._is_next_allowed:
-                self._is_awake = False
                 thought.open(written)
                 return
             if written + 1 < len(thought.opening):
@@ -250,5 +241,5 @@ class AfterThought:
             self._inner.close()
             self._inner, self._requested = self._make(), None
             self._inner.begin()
-            self._is_awake = self._has_read = False
+            self._has_read = False
         return sleeps

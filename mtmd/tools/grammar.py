@@ -110,12 +110,13 @@ def _plain(part: object) -> dict[str, str]:
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     """Return what the schema leaves open no function takes, and a model may not find an end there;
-    but names may stand in parts of it, or among the required ones alone.
+    but names may stand in parts of it, or among the required ones alone. `"properties": {}` is how
+    a function without arguments is declared.
     """
     names, required = schema.get("properties"), schema.get("required", [])
     parts = [part for key in _PARTS for part in _listed(schema.get(key))]
     if (
-        not names
+        not isinstance(names, dict)
         or not {"additionalProperties", "patternProperties", *_ADDS}.isdisjoint(schema)
         or not all(isinstance(part, dict) and part.keys() <= {"required", "type"} for part in parts)
         or not all(isinstance(name, str) and name in names for name in _listed(required))

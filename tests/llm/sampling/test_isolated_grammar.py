@@ -180,10 +180,28 @@ def test_who_says_nothing_for_long_is_given_up(
     constraint = grammars.constraint('{"const": 1}', frozenset({1}))
     constraint.mask(torch.zeros(len(tokenizer)))
     assert constraint._worker is not None
-    constraint._requested -= 1  # and nothing is asked of it
+    assert not constraint.ready()  # as nothing is asked of it
+    constraint._asked -= 1
     assert constraint.ready()
     with pytest.raises(OptionError, match=r"takes more than 0.05 s; simplify it"):
         constraint.mask(torch.zeros(len(tokenizer)))
+    constraint.close()
+
+
+def test_a_long_prompt_or_step_of_the_model_is_no_waiting(
+    tokenizer: Tokenizer, grammars: IsolatedGrammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Open WebUI sends some forty tools: a prompt of half a minute, in which nobody waits."""
+    monkeypatch.setattr(isolated, "WAITED_S", 0.0)
+    monkeypatch.setattr(isolated, "PATIENCE_S", 0.0)
+    constraint = grammars.constraint('{"type": "object"}', frozenset({1}))
+    constraint.begin()
+    for _ in range(2):
+        assert constraint._opened.wait(30) and constraint._worker is not None
+        assert constraint._worker.ready(30)  # found out while the model computes
+        mask = constraint.mask(torch.zeros(len(tokenizer)))
+        constraint.accept(int(mask.argmax()))
+    assert constraint._waited == 0
     constraint.close()
 
 
