@@ -105,12 +105,13 @@ class ContextApiError(ApiError):
     """
 
     def __init__(self, error: ContextError) -> None:
-        self.reason, self.tokens, self.context = str(error), error.tokens, error.context
+        self.tokens, self.context = error.tokens, error.context
+        self.reason = error.advice or str(error)
         minimum = "" if error.tokens is not None else "at least "
         super().__init__(
             400,
             f"This model's maximum context length is {error.context} tokens. However, your prompt "
-            f"takes {minimum}{self.at_least} tokens; {error}",
+            f"takes {minimum}{self.at_least} tokens; {self.reason}",
             code="context_length_exceeded",
             fields={"n_prompt_tokens": error.tokens, "n_ctx": error.context},
         )

@@ -481,10 +481,10 @@ class Runner:
             shown = any(not part.is_text for part in prompt)
             raise ContextError(
                 f"the prompt takes {total} tokens{', images included,' if shown else ''} and the "
-                f"context holds {self.context}, answer included{is_all}; "
-                f"shorten the prompt{' or use fewer images' if shown else ''}{longer}",
+                f"context holds {self.context}, answer included{is_all}",
                 total,
                 self.context,
+                f"shorten the prompt{' or use fewer images' if shown else ''}{longer}",
             )
         highest = max((max(p.tokens, default=0) for p in prompt if p.is_text), default=0)
         if highest >= self.family.vocabulary:

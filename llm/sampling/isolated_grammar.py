@@ -113,7 +113,7 @@ class IsolatedConstraint:
         self._opened = threading.Event()
         self._lock = threading.Lock()
         self._has_begun = self._is_closed = self._is_slow = False
-        self._asked: float | None = None
+        self._requested: float | None = None
         """When the next tokens were first asked for, and not known yet."""
         self._waited = 0.0  # seconds
 
@@ -136,8 +136,8 @@ class IsolatedConstraint:
             return False
         # A prompt that is read, or a step of the model, meanwhile is nobody's waiting.
         now = time.monotonic()
-        self._asked = now if self._asked is None else self._asked
-        waiting = now - self._asked
+        self._requested = now if self._requested is None else self._requested
+        waiting = now - self._requested
         if waiting > PATIENCE_S and not self._is_slow:
             self._is_slow = True
             self._worker.lower_priority()
@@ -158,9 +158,9 @@ class IsolatedConstraint:
         """
         while not self.ready(1.0):
             pass
-        if self._asked is not None:
-            self._waited += max(time.monotonic() - self._asked - PATIENCE_S, 0)
-            self._asked = None
+        if self._requested is not None:
+            self._waited += max(time.monotonic() - self._requested - PATIENCE_S, 0)
+            self._requested = None
         if self._error is not None:
             raise self._error
         assert self._worker is not None

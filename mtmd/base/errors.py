@@ -55,21 +55,27 @@ class PromptError(MtmdError):
 
 class ContextError(PromptError):
     """A prompt that does not fit: it takes `tokens`, None where it was too long to be counted, and
-    the `context` holds so many, answer included.
+    the `context` holds so many, answer included. `advice`: what to do, "" where `text` says it.
     """
 
-    def __init__(self, text: str, tokens: int | None, context: int) -> None:
-        super().__init__(text)
-        self.tokens, self.context = tokens, context
+    def __init__(self, text: str, tokens: int | None, context: int, advice: str = "") -> None:
+        super().__init__(f"{text}; {advice}" if advice else text)
+        self.tokens, self.context, self.text, self.advice = tokens, context, text, advice
+
+    def with_tools(self, number: int) -> ContextError:
+        """The same for a prompt in which so many tools are described."""
+        tools = "1 tool that is" if number == 1 else f"{number} tools that are"
+        advice = f"send fewer tools than the {tools} described in it, or {self.advice}"
+        return ContextError(self.text, self.tokens, self.context, advice)
 
     @property
     def is_short(self) -> bool:
         """Return whether the prompt does not fit because it takes no tokens at all."""
         return self.tokens is not None and self.tokens < self.context
 
-    def __reduce__(self) -> tuple[type, tuple[str, int | None, int]]:
-        """Return, for other processes, what makes it again takes three arguments."""
-        return type(self), (str(self), self.tokens, self.context)
+    def __reduce__(self) -> tuple[type, tuple[str, int | None, int, str]]:
+        """Return, for other processes, what makes it again takes four arguments."""
+        return type(self), (self.text, self.tokens, self.context, self.advice)
 
 
 class DeviceMemoryError(MtmdError):

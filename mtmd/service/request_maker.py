@@ -7,7 +7,7 @@ from collections import abc
 from dataclasses import replace
 from functools import cached_property, partial
 
-from mtmd.base.errors import OptionError
+from mtmd.base.errors import ContextError, OptionError
 from mtmd.clip.tasks import tasks_of
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.llm.engine.prompt import Constraint
@@ -71,7 +71,11 @@ class RequestMaker:
         )
         if prompt.audio:
             adapters = loaded.adapter_scales(settings.adapter, has_audio=True)
-        loaded.runner.check(prompt.pieces)
+        try:
+            loaded.runner.check(prompt.pieces)
+        except ContextError as error:
+            described = 0 if box is None or isinstance(messages, RawPrompt) else len(box.tools)
+            raise error.with_tools(described) if described and error.advice else error from None
         if settings.prompt_logprobs is not None and prompt.pictures:
             raise OptionError(
                 f"prompt_logprobs: found with {len(prompt.pictures)} pictures, whose tokens have "

@@ -484,6 +484,10 @@ def test_a_text_alone_that_is_too_long_is_not_told_of_images(demo: Model) -> Non
     with pytest.raises(ContextError, match=r"tokens and the context holds") as caught:
         demo.answer(prompt="word " * 20_000)
     assert "shorten the prompt" in str(caught.value) and "image" not in str(caught.value)
+    assert "tool" not in str(caught.value)
+    tool = {"name": "search", "description": "word " * 20_000, "parameters": {}}
+    with pytest.raises(ContextError, match=r"; send fewer tools than the 1 tool that is described"):
+        demo.answer(prompt="Hi", tools=[{"type": "function", "function": tool}])
 
 
 def test_more_messages_than_may_fit_are_not_rendered(

@@ -181,7 +181,7 @@ def test_who_says_nothing_for_long_is_given_up(
     constraint.mask(torch.zeros(len(tokenizer)))
     assert constraint._worker is not None
     assert not constraint.ready()  # as nothing is asked of it
-    constraint._asked -= 1
+    constraint._requested -= 1
     assert constraint.ready()
     with pytest.raises(OptionError, match=r"takes more than 0.05 s; simplify it"):
         constraint.mask(torch.zeros(len(tokenizer)))
