@@ -398,10 +398,12 @@ class Runner:
         observe: Observer | None = None,
         *,
         needs_logits: bool = True,
+        rows: abc.Sequence[int] | None = None,
         context: abc.Mapping[Sequence, abc.Sequence[Tensor]] | None = None,
     ) -> Tensor:
         """The next spans of sequences, in one batch; the sequences move on by them. Logits [S, V]
-        after each, of none without `needs_logits`. `context`: what their tokens attend to, where
+        after each, or with `rows` after so many of its last tokens, of none without
+        `needs_logits`. `context`: what their tokens attend to, where
         it is more than what the spans show.
         """
         context = dict(context or {})
@@ -413,7 +415,7 @@ class Runner:
             sequence.prompt_tokens = sequence.prompt_tokens or sum(map(len, spans))
         laid_out = [(sequence, *_located(spans, sequence.position)) for sequence, spans in parts]
         batch = make_batch(
-            [(s, spans) for s, spans, _ in laid_out], cache, needs_logits, context=context
+            [(s, spans) for s, spans, _ in laid_out], cache, needs_logits, rows, context
         )
         logits = self.forward(batch, observe)
         for sequence, spans, position in laid_out:

@@ -12,6 +12,7 @@ from pathlib import Path
 from mtmd.base.errors import ModelError
 from mtmd.chat_template.built_in_templates import end_of_turn as end_of_built_in
 from mtmd.chat_template.template import ChatTemplate
+from mtmd.checkpoint.token_vectors import TokenVectors
 from mtmd.clip.audio_family import AudioFamily
 from mtmd.clip.family import OwnTokens, VisionFamily
 from mtmd.kernels.checkpoint.adapter import Adapter
@@ -88,6 +89,8 @@ class Checkpoint:
     audio_weights: CanonicalWeights | None = None
     relevance: CanonicalWeights | None = None
     """The rows of a reranker whose files have them beside, or in place of, the table of outputs."""
+    token_vectors: TokenVectors | None = None
+    """What makes vectors of the last states of all tokens."""
 
     @property
     def chosen_adapters(self) -> tuple[ModelAdapter, ...]:

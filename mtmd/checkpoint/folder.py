@@ -10,7 +10,7 @@ from typing import Any
 
 from mtmd.base.errors import DualEncoderError, ModelError
 from mtmd.chat_template.template import ChatTemplate
-from mtmd.checkpoint import relevance
+from mtmd.checkpoint import relevance, token_vectors
 from mtmd.checkpoint.checkpoint import (
     Checkpoint,
     added_tokens,
@@ -34,7 +34,7 @@ from mtmd.clip.family import (
     own_template,
     vision_family,
 )
-from mtmd.kernels.checkpoint.canonical import CanonicalWeights, check_no_extra
+from mtmd.kernels.checkpoint.canonical import CanonicalWeights, WeightFile, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import open_weights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
 from mtmd.llm.family import FAMILIES as TEXT_FAMILIES
@@ -55,7 +55,7 @@ def open_folder(folder: Path, template: Path | None = None, *, answers: bool = T
     settings = read_config(folder, required=False)
     with refused_by_name(folder):
         try:
-            file = open_weights(folder)
+            whole = open_weights(folder)
         except ModelError:
             _check_kind(settings)  # a reason that other weights would not mend
             raise
@@ -72,16 +72,26 @@ def open_folder(folder: Path, template: Path | None = None, *, answers: bool = T
         )
     if answers and relevance.scores_relevance(folder):
         relevance.refuse_to_write(folder)
-    where = str(folder)
+    where, outer = str(folder), settings
+    file: WeightFile = whole
+    if inner := token_vectors.gives_token_vectors(settings):
+        if answers:
+            raise DualEncoderError(
+                f"{folder} gives vectors of pages and queries, not answers; use `mtmd embed`, or "
+                "`mtmd.load_embedder`"
+            )
+        settings = settings.part(token_vectors.INNER)
+        file = token_vectors.inner_file(file)
     vision, (kind, config) = _families(folder, settings)
     audio = _audio_family(folder, settings)
     with refused_by_name(folder):
         parts = (settings, settings.part("text_config"))
         stated = any(part.get("tie_word_embeddings", False) is True for part in parts)
-        if relevance.SCORE in file.names():  # in place of the table of outputs
+        if inner or relevance.SCORE in file.names():  # which has no table of outputs
             config = Settings({**config.values, "tie_word_embeddings": True}, config.where)
         text, notes = text_as_stored(kind, config, file, stated)
         head = relevance.head_of_folder(file, text, where)
+        vectors = token_vectors.read_token_vectors(folder, outer, whole, text) if inner else None
         text_weights = CanonicalWeights(file, text.parameters(), where)
         vision_weights = CanonicalWeights(file, vision.parameters(), where) if vision else None
         audio_weights = CanonicalWeights(file, audio.parameters(), where) if audio else None
@@ -115,7 +125,7 @@ def open_folder(folder: Path, template: Path | None = None, *, answers: bool = T
         text,
         vision_weights,
         text_weights,
-        file.bytes,
+        whole.bytes,
         tokenizer,
         chat,
         ends | end_of_turn(template, tokenizer),
@@ -125,6 +135,7 @@ def open_folder(folder: Path, template: Path | None = None, *, answers: bool = T
         audio=audio,
         audio_weights=audio_weights,
         relevance=head,
+        token_vectors=vectors,
     )
 
 

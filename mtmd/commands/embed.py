@@ -118,22 +118,26 @@ def run(args: argparse.Namespace) -> int:
     with loading(args.model) as status:
         if not Path(args.model).exists():
             status.clear()  # the hub's own bars come in its place
-        model = load_embedder(args.model, progress=sys.stderr.isatty(), **chosen)
+        model: Any = load_embedder(args.model, progress=sys.stderr.isatty(), **chosen)
     settle_threads(args.threads, [model])
     import numpy as np
 
+    from mtmd.base.errors import OptionError
+    from mtmd.embedding.token_embedder import TokenEmbedder
+
+    per_token = isinstance(model, TokenEmbedder)
     instruction = _instruction(args.instruction, model)
     names, vectors, receipts, failed = _embed(model, inputs, instruction)
     if args.index:
-        indexed, stored = vectors_file.read(args.index, model.width)
-        names, vectors = indexed + names, np.concatenate([stored, vectors])
+        indexed, stored = vectors_file.read(args.index, model.width, per_token)
+        names, vectors = indexed + names, stored + vectors
     images = len(names)
     if args.text:
         result = model.embeddings(texts=args.text, **instruction)
-        names, vectors = names + args.text, np.concatenate([vectors, result.vectors])
+        names, vectors = names + args.text, [*vectors, *result.vectors]
         receipts.append(result.receipt)
     if args.out:
-        vectors_file.write(args.out, names, vectors)
+        vectors_file.write(args.out, names, vectors, model.width)
     shown: dict[str, Any] = {"images": names[:images], "failed": failed, "width": model.width}
     if args.query:
         shown["queries"] = [
@@ -141,7 +145,10 @@ def run(args: argparse.Namespace) -> int:
             for q in args.query
         ]
     if labels:
-        table = model.probabilities(vectors[:images] @ model.embed(texts=labels).T)
+        if per_token:
+            raise OptionError(f"--labels: {model.name} gives no probabilities; use --query")
+        pictures = np.array(vectors[:images]).reshape(-1, model.width)
+        table = model.probabilities(pictures @ model.embed(texts=labels).T)
         shown["labels"] = [
             {"image": name, "probabilities": dict(zip(labels, map(float, row), strict=True))}
             for name, row in zip(names, table, strict=False)
@@ -193,11 +200,10 @@ def _check(args: argparse.Namespace, labels: list[str]) -> None:
 
 def _embed(
     model: Any, inputs: Sequence[Any], instruction: dict[str, Any]
-) -> tuple[list[str], Any, list[Any], dict[str, str]]:
-    """Names, vectors [N, D] and receipts of the pictures that could be read, and why others
-    could not.
+) -> tuple[list[str], list[Any], list[Any], dict[str, str]]:
+    """Names, vectors [D], or matrices [T, D], and receipts of the pictures that could be read, and
+    why others could not.
     """
-    import numpy as np
     from tqdm import tqdm
 
     from mtmd.base.errors import ImageError
@@ -205,7 +211,7 @@ def _embed(
 
     names: list[str] = []
     failed: dict[str, str] = {}
-    parts = [np.zeros((0, model.width), np.float32)]
+    vectors: list[Any] = []
     receipts: list[Any] = []
     bar = tqdm(total=len(inputs), unit="image", disable=None, dynamic_ncols=True, leave=False)
     for start in range(0, len(inputs), READ_AT_ONCE):
@@ -221,11 +227,11 @@ def _embed(
                 print(for_terminal(f"mtmd embed: {error}"), file=sys.stderr)
         if pictures:
             result = model.embeddings(pictures, **instruction)
-            parts.append(result.vectors)
+            vectors.extend(result.vectors)
             receipts.append(result.receipt)
         bar.update(len(inputs[start : start + READ_AT_ONCE]))
     bar.close()
-    return names, np.concatenate(parts), _joined(receipts), failed
+    return names, vectors, _joined(receipts), failed
 
 
 def _joined(receipts: list[Any]) -> list[Any]:
@@ -245,21 +251,32 @@ def _joined(receipts: list[Any]) -> list[Any]:
 
 
 def _result(
-    model: Any, query: str, names: list[str], vectors: Any, top: int, instruction: dict[str, Any]
+    model: Any,
+    query: str,
+    names: list[str],
+    vectors: list[Any],
+    top: int,
+    instruction: dict[str, Any],
 ) -> dict[str, Any]:
-    cosines = vectors @ model.embed(texts=query, **instruction)[0]
-    best = cosines.argsort()[::-1][:top]
-    return {
-        "query": query,
-        "images": [{"image": names[i], "cosine": float(cosines[i])} for i in best],
-    }
+    import numpy as np
+
+    from mtmd.embedding.token_embedder import TokenEmbedder, similarity
+
+    (vector,) = model.embed(texts=[query], **instruction)
+    if isinstance(model, TokenEmbedder):
+        word, scores = "score", np.array([similarity(vector, page) for page in vectors])
+    else:
+        word, scores = "cosine", np.array([one @ vector for one in vectors])
+    best = scores.argsort()[::-1][:top]
+    return {"query": query, "images": [{"image": names[i], word: float(scores[i])} for i in best]}
 
 
 def _show(shown: dict[str, Any], out: Path | None, count: int) -> None:
     for result in shown.get("queries", []):
         print(for_terminal(one_line(result["query"])))
         for rank, hit in enumerate(result["images"], 1):
-            hit_line = f"{rank:4}  {hit['cosine']:7.4f}  {one_line(hit['image'])}"
+            score = hit.get("cosine", hit.get("score"))
+            hit_line = f"{rank:4}  {score:7.4f}  {one_line(hit['image'])}"
             print(for_terminal(hit_line))
     for row in shown.get("labels", []):
         best = sorted(row["probabilities"].items(), key=lambda pair: -pair[1])

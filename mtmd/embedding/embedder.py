@@ -21,6 +21,7 @@ from mtmd.base.text import mib
 from mtmd.checkpoint.facts import CheckpointFacts, facts_of_weights
 from mtmd.checkpoint.folder import open_folder
 from mtmd.checkpoint.pooling import POOLING, gives_last_state
+from mtmd.checkpoint.token_vectors import gives_token_vectors_in
 from mtmd.clip.dual.family import FAMILIES
 from mtmd.clip.dual.text_encoder import BATCH as TEXTS_AT_ONCE
 from mtmd.clip.dual.text_encoder import TextEncoder
@@ -32,6 +33,7 @@ from mtmd.clip.warmup import check_encoder, encoder_graphs, encoder_placement, p
 from mtmd.embedding.decoder_embedder import DecoderEmbedder
 from mtmd.embedding.dual_checkpoint import DualCheckpoint, is_dual_folder, open_dual
 from mtmd.embedding.receipt import EmbeddingReceipt, Embeddings, TextReceipt, Vectors
+from mtmd.embedding.token_embedder import TokenEmbedder
 from mtmd.environment import kernels_from_environment
 from mtmd.kernels.backends import Backend, backends_for
 from mtmd.kernels.dtype import name_of
@@ -341,9 +343,10 @@ class Embedder:
 
 def load_embedder(
     model: str | PathLike[str], *, progress: bool = False, **chosen: Any
-) -> Embedder | DecoderEmbedder:
+) -> Embedder | DecoderEmbedder | TokenEmbedder:
     """A dual encoder (CLIP, SigLIP, SigLIP 2) or an embedding model made of a decoder
-    (Qwen3-VL-Embedding) from a checkpoint folder or, as org/name, from the Hugging Face hub.
+    (Qwen3-VL-Embedding; ColQwen2 and ColPali, which give a vector for each token) from a checkpoint
+    folder or, as org/name, from the Hugging Face hub.
 
     `chosen`: device, dtype, flash_attn, override_tensor, refuse, threads and preprocess of
     `LoadOptions`.
@@ -371,6 +374,8 @@ def load_embedder(
             return Embedder(open_dual(result.path), settings, name=called)
         if result.path.is_dir() and gives_last_state(result.path):
             return DecoderEmbedder(open_folder(result.path, answers=False), settings, name=called)
+        if result.path.is_dir() and gives_token_vectors_in(result.path):
+            return TokenEmbedder(open_folder(result.path, answers=False), settings, name=called)
     raise ModelError(
         f"{model} is no dual encoder; expected a checkpoint folder of model_type "
         f"{', '.join(FAMILIES)}, or an embedding model with {POOLING}; `mtmd describe` takes "

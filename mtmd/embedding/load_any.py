@@ -10,10 +10,11 @@ from mtmd.base.options import defaults_of
 from mtmd.embedding.decoder_embedder import DecoderEmbedder
 from mtmd.embedding.embedder import Embedder, load_embedder
 from mtmd.embedding.reranker import Reranker, load_reranker
+from mtmd.embedding.token_embedder import TokenEmbedder
 from mtmd.options.load import EMBEDDER_OPTIONS, RERANKER_OPTIONS, LoadOptions
 
-Retriever: TypeAlias = "Embedder | DecoderEmbedder | Reranker"
-RETRIEVERS = (Embedder, DecoderEmbedder, Reranker)
+Retriever: TypeAlias = "Embedder | DecoderEmbedder | TokenEmbedder | Reranker"
+RETRIEVERS = (Embedder, DecoderEmbedder, TokenEmbedder, Reranker)
 _OF_A_SERVER = ("parallel", "isolate")  # options that `mtmd serve` sets for any model
 
 

@@ -141,5 +141,15 @@ class Ranking:
     receipt: RankingReceipt
 
 
+@dataclass(frozen=True)
+class TokenEmbeddings:
+    """`vectors`: a matrix fp32 [T, D] for each, a vector for each of its tokens; the rest as in
+    `Embeddings`.
+    """
+
+    vectors: tuple[Vectors, ...]
+    receipt: EmbeddingReceipt
+
+
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number != 1 else ''}"

@@ -12,10 +12,12 @@ from dataclasses import replace
 from mtmd.base.errors import BusyError, DeviceError, MtmdError, OptionError, PromptError
 from mtmd.checkpoint.facts import CheckpointFacts
 from mtmd.clip.image.decode import Picture
+from mtmd.embedding.contents import Content
 from mtmd.embedding.decoder_embedder import DecoderEmbedder
 from mtmd.embedding.embedder import Embedder
-from mtmd.embedding.receipt import Embeddings, Ranking
-from mtmd.embedding.reranker import Content, Reranker
+from mtmd.embedding.receipt import Embeddings, Ranking, TokenEmbeddings
+from mtmd.embedding.reranker import Reranker
+from mtmd.embedding.token_embedder import TokenEmbedder
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.loaded.device_thread import AGAIN
 from mtmd.service.latencies import Latencies
@@ -33,7 +35,7 @@ class RetrievalService:
     failure: str | None = None
     """As of `Service`."""
 
-    def __init__(self, model: Embedder | DecoderEmbedder | Reranker) -> None:
+    def __init__(self, model: Embedder | DecoderEmbedder | TokenEmbedder | Reranker) -> None:
         self.model = model
         self._changed, self._stats = threading.Condition(), ServiceStats(slots=1)
         self._closed = False
@@ -46,7 +48,7 @@ class RetrievalService:
         return self.model.name
 
     @property
-    def embedder(self) -> Embedder | DecoderEmbedder:
+    def embedder(self) -> Embedder | DecoderEmbedder | TokenEmbedder:
         """Return the model that gives vectors. Raises OptionError for one that gives scores."""
         if isinstance(self.model, Reranker):
             raise OptionError(f"{self.name} gives scores and no vectors")
@@ -56,6 +58,11 @@ class RetrievalService:
     def gives(self) -> str:
         """Return "vectors" or "scores"."""
         return "scores" if isinstance(self.model, Reranker) else "vectors"
+
+    @property
+    def ranks(self) -> bool:
+        """Return whether it scores documents."""
+        return isinstance(self.model, (Reranker, TokenEmbedder))
 
     @property
     def sees(self) -> bool:
@@ -92,14 +99,16 @@ class RetrievalService:
         *,
         normalize: bool = True,
         whole: bool = False,
-    ) -> Embeddings:
+    ) -> Embeddings | TokenEmbeddings:
         """Do what `Embedder.embeddings` does. `whole`: PromptError, before anything is computed,
         for a text that the model does not read to its end. Raises MtmdError.
         """
         with self._counted():
             if whole:
                 self._check_read(texts)
-            made = self.embedder.embeddings(pictures, texts, normalize=normalize)
+            made: Embeddings | TokenEmbeddings = self.embedder.embeddings(
+                pictures, texts, normalize=normalize
+            )
         receipt = made.receipt
         with self._changed:
             self._stats.images += len(receipt.images)
@@ -113,10 +122,10 @@ class RetrievalService:
     def rank(
         self, query: Content, documents: Sequence[Content], instruction: str | None = None
     ) -> Ranking:
-        """Do what `Reranker.rerank` does. Raises MtmdError, OptionError for a model that gives
-        vectors.
+        """Do what `Reranker.rerank` does. Raises MtmdError, OptionError for a model that gives one
+        vector for all of a text or a picture.
         """
-        if not isinstance(self.model, Reranker):
+        if not isinstance(self.model, (Reranker, TokenEmbedder)):
             raise OptionError(f"{self.name} gives vectors and no scores")
         with self._counted():
             made = self.model.rerank(query, documents, instruction=instruction)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mtmd.base.cancellation import check_cancelled
 from mtmd.llm.engine.sequence import Sequence as Reading
-from mtmd.llm.engine.spans import Span, blocks, identities, lay_out, seen_in, stretch
+from mtmd.llm.engine.spans import Span, blocks, cut, identities, lay_out, seen_in, stretch
 from mtmd.llm.state import KV, PAGE
 from mtmd.model import Model
 from mtmd.prompt.conversation import Message
@@ -56,7 +56,10 @@ class StateReader:
         """A conversation up to the first token of the answer. Raises what `Prompts.prepare` does,
         and ContextError for one that does not fit.
         """
-        prepared = self._model.prompts.prepare(messages)
+        return self.checked(self._model.prompts.prepare(messages))
+
+    def checked(self, prepared: PreparedPrompt) -> PreparedPrompt:
+        """Return a prompt that fits. Raises ContextError."""
         self._runner.check(prepared.pieces)
         return prepared
 
@@ -81,6 +84,26 @@ class StateReader:
             times.preparing += (ready - begun) * 1e3
             times.computing += (clock() - ready) * 1e3
             yield from zip(states, group, strict=True)
+
+    def read_all(self, prompt: PreparedPrompt, times: Times) -> Tensor:
+        """The states fp32 [T, D] of all tokens of a prompt."""
+        check_cancelled()
+        begun = time.perf_counter()
+        states = self._model.exclusively(partial(self._all_states, prompt))
+        times.computing += (time.perf_counter() - begun) * 1e3
+        return states
+
+    def _all_states(self, prompt: PreparedPrompt) -> Tensor:
+        spans = lay_out(self._model.prompts.encode(prompt).spans, 0)[0]
+        self._stored = ()
+        length = sum(map(len, spans))
+        reading = self._reading(0, 0, 0, spans, 0, self._runner.pages_for(length))
+        states = []
+        for part in cut(spans, self._runner.prefill_tokens):
+            count = sum(map(len, part))
+            rows = self._runner.read([(reading, part)], self._cache, rows=[count])
+            states.append(rows.float().cpu())
+        return torch.cat(states)
 
     def _states(self, group: Sequence[PreparedPrompt]) -> Tensor:
         """fp32 [N, D]"""

@@ -5,6 +5,7 @@ too.
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,20 +28,33 @@ def check_path(path: Path) -> None:
         raise OptionError(f"--out {path}: found no folder {path.parent}; make it first")
 
 
-def write(path: Path, names: list[str], vectors: Vectors) -> None:
-    """Whole or not at all. fp32 [N, D], and in .npz `names` [N]."""
+def write(path: Path, names: list[str], vectors: Sequence[Vectors], width: int) -> None:
+    """Whole or not at all. fp32 [N, D], and in .npz `names` [N]; of matrices, all of their vectors
+    and how many are of each, `counts` [N]. Raises OptionError for matrices in .npy, which would not
+    be told apart.
+    """
+    per_token = bool(len(vectors)) and vectors[0].ndim == 2
+    joined = (
+        np.concatenate(vectors) if per_token else np.array(vectors, np.float32).reshape(-1, width)
+    )
+    more = {"counts": np.array([len(one) for one in vectors])} if per_token else {}
+    if per_token and path.suffix.lower() == ".npy":
+        raise OptionError(
+            f"--out {path}: the model gives a vector for each token; expected a file ending in .npz"
+        )
     draft = path.with_name(f"{path.name}.part")
     with draft.open("wb") as file:
         if path.suffix.lower() == ".npy":
-            np.save(file, vectors, allow_pickle=False)
+            np.save(file, joined, allow_pickle=False)
         else:
-            np.savez(file, allow_pickle=False, vectors=vectors, names=np.array(names, np.str_))
+            named = np.array(names, np.str_)
+            np.savez(file, allow_pickle=False, vectors=joined, names=named, **more)
     draft.replace(path)
 
 
-def read(path: Path, width: int) -> tuple[list[str], Vectors]:
-    """Names and vectors of an .npz file that `write` made. Raises OptionError for another, and for
-    vectors of another width than the model's.
+def read(path: Path, width: int, per_token: bool = False) -> tuple[list[str], list[Vectors]]:
+    """Names and vectors of an .npz file that `write` made, or matrices where there is one for each
+    token. Raises OptionError for another, and for vectors of another width than the model's.
     """
     problem: object = "names and vectors are missing"
     try:
@@ -49,18 +63,27 @@ def read(path: Path, width: int) -> tuple[list[str], Vectors]:
         _check_headers(path)
         with np.load(path, allow_pickle=False) as stored:
             names, vectors = stored["names"], stored["vectors"]
+            counts = stored["counts"] if "counts" in stored.files else None
     except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         problem = error.strerror if isinstance(error, OSError) and error.strerror else error
     else:
+        each = np.ones(vectors.shape[:1], np.int64) if counts is None else counts
         sound = (
             names.dtype.kind == "U"
             and vectors.dtype == np.float32
             and vectors.ndim == 2
-            and names.shape == vectors.shape[:1]
+            and each.dtype == np.int64
+            and names.shape == each.shape
+            and bool((each > 0).all())
+            and int(each.sum()) == len(vectors)
         )
-        if sound and vectors.shape[1] == width:
-            return [str(name) for name in names], vectors
-        if sound:
+        if sound and per_token is not (counts is not None):
+            has = "a vector for each picture" if counts is None else "a vector for each token"
+            problem = f"it has {has}, other than this model's"
+        elif sound and vectors.shape[1] == width:
+            parts = np.split(vectors, np.cumsum(each)[:-1]) if per_token else list(vectors)
+            return [str(name) for name in names], parts
+        elif sound:
             problem = f"its vectors have {vectors.shape[1]} numbers, this model's {width}"
     raise OptionError(
         f"--index {path}: {problem}; expected an .npz file that `mtmd embed --out` made with the "

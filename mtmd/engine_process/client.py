@@ -17,7 +17,7 @@ from mtmd.base.errors import DeviceError, EngineError, MtmdError
 from mtmd.checkpoint.facts import CheckpointFacts
 from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.image.decode import Picture
-from mtmd.embedding.receipt import Embeddings, Ranking
+from mtmd.embedding.receipt import Embeddings, Ranking, TokenEmbeddings
 from mtmd.engine_process.connection import Connection
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.loaded.device_thread import AGAIN, TICK_S, Stall, again
@@ -162,6 +162,11 @@ class EngineClient:
         return gives
 
     @property
+    def ranks(self) -> bool:
+        ranks: bool = self._facts["ranks"]
+        return ranks
+
+    @property
     def sees(self) -> bool:
         sees: bool = self._facts["sees"]
         return sees
@@ -249,9 +254,11 @@ class EngineClient:
         *,
         normalize: bool = True,
         whole: bool = False,
-    ) -> Embeddings:
+    ) -> Embeddings | TokenEmbeddings:
         """Do what `RetrievalService.embeddings` does."""
-        made: Embeddings = self._call("embeddings", list(pictures), list(texts), normalize, whole)
+        made: Embeddings | TokenEmbeddings = self._call(
+            "embeddings", list(pictures), list(texts), normalize, whole
+        )
         return made
 
     def rank(self, query: Any, documents: Sequence[Any], instruction: str | None = None) -> Ranking:

@@ -24,7 +24,7 @@ from mtmd.clip.image.decode import Picture
 from mtmd.clip.media_file import MediaFile
 from mtmd.clip.video.footage import VideoFile
 from mtmd.clip.video.limits import VideoLimits
-from mtmd.embedding.receipt import Embeddings, Ranking
+from mtmd.embedding.receipt import Embeddings, Ranking, TokenEmbeddings
 from mtmd.engine_process import messages
 from mtmd.events import Finished, Progress, TextPiece, ThinkingPiece, ToolCallPiece
 from mtmd.kernels.report.warmup_report import WarmupReport
@@ -38,7 +38,7 @@ _ROOTS = (
     *(messages.Call, messages.Abandon, messages.Cancel, messages.Reply, messages.TicketEvent),
     *(messages.Beat, messages.Compiled, messages.Logged, messages.Failed),
     *(Progress, ThinkingPiece, TextPiece, ToolCallPiece, Finished),
-    *(WarmupReport, ServiceStats, TokenCount, Latencies, Embeddings, Ranking),
+    *(WarmupReport, ServiceStats, TokenCount, Latencies, Embeddings, TokenEmbeddings, Ranking),
     *(Picture, VideoLimits, AudioLimits, Instructions, RawPrompt, Toolbox, CheckpointFacts),
 )
 _ERRORS = {

@@ -85,9 +85,11 @@ def _in_order(vectors: Any, inputs: Sequence[Piece]) -> list[Any]:
     return [next(of_pictures if isinstance(item, Reference) else of_texts) for item in inputs]
 
 
-def _written(vector: Any, as_base64: bool) -> str | list[float]:
-    """Numbers, or the bytes of little-endian fp32 in base64."""
-    if as_base64:
+def _written(vector: Any, as_base64: bool) -> str | list[Any]:
+    """Numbers, or the bytes of little-endian fp32 in base64; of a vector for each token always
+    numbers, whose shape bytes would not tell.
+    """
+    if as_base64 and vector.ndim == 1:
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    numbers: list[float] = vector.tolist()
+    numbers: list[Any] = vector.tolist()
     return numbers

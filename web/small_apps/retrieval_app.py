@@ -60,7 +60,7 @@ def create_retrieval_app(
     answering = Answering(models, media, settings.unknown_fields)
     vectors = service.gives == "vectors"
     app.register_blueprint(embeddings.blueprint(answering, service if vectors else None))
-    app.register_blueprint(rerank.blueprint(answering, None if vectors else service))
+    app.register_blueprint(rerank.blueprint(answering, service if service.ranks else None))
     app.register_blueprint(files.blueprint(uploads, budget))
     app.register_blueprint(status.blueprint(models, settings, counters))
     _model_routes(app, service, model)
