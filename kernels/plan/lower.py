@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.cpu import tiled_attention
-from mtmd.kernels.cpu.native import attention, kv_rows, products, recurrent, rows
+from mtmd.kernels.cpu.native import attention, delta_runs, kv_rows, products, recurrent, rows
 from mtmd.kernels.cpu.native import experts as experts_
 from mtmd.kernels.cpu.native.compile import compile_kernel, compiler, not_compiling
 from mtmd.kernels.cpu.native.decode import rows_of
@@ -1004,12 +1004,16 @@ def _rejects_delta(low: Lowering, node: Node, inputs: Operands) -> str | None:  
 def _emit_delta(low: Lowering, node: Node, inputs: Operands) -> None:
     q, k, v, decay, beta, state, starts, slots = inputs
     assert q is not None and k is not None and v is not None and slots is not None
-    address = compile_kernel(recurrent.emit_delta, name_of(q), name_of(k), name_of(v))
+    (tokens, heads, value), (_, groups, size) = v.shape, q.shape
+    emit = recurrent.emit_delta
+    if tokens > MAX_ROWS:
+        emit = delta_runs.emit_delta_runs
+        low.scratch = max(low.scratch, delta_runs.scratch_bytes(size, value))
+    address = compile_kernel(emit, name_of(q), name_of(k), name_of(v))
     args: list[Location] = []
     for part in (q, k, v):
         args += [low.location(part), *part.type.strides[:2]]
     args += [low.location(n) for n in (decay, beta, state, starts, slots) if n is not None]
-    (tokens, heads, value), (_, groups, size) = v.shape, q.shape
     args += [low.make(node), tokens, groups, heads, size, value, bits(node.attrs["scale"])]
     low.add(address, args, slots.shape[0] * heads, 1, node.name, again=False)  # as above
 

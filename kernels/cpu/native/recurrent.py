@@ -7,8 +7,11 @@ packed as the ops of these names have them (kernels/ops/recurrent.py): outputs, 
 from __future__ import annotations
 
 from mtmd.kernels.cpu.native.emit import F32, I64, SIZES, Emitter, Value, vec
+from mtmd.kernels.cpu.tiled.activation import activated
 
 LANES = 16
+CHANNELS = 256  # of a convolution, at most, that are gone through together
+AT_ONCE = 4  # tokens of a convolution
 WIDE = 4  # vectors of values that are worked on at once: independent sums
 
 
@@ -16,51 +19,74 @@ def emit_conv(e: Emitter, dtype: str, w: str, taps: int, bias: str | None, silu:
     """y[t, c] = act(sum_j w[c, j] x[t - W + 1 + j, c] + bias[c]), W = `taps`
 
     args: x, x stride, w, state, starts, slots, bias, out, T, S, C. Units: blocks of 16 channels.
+
+    Some channels at a time are gone through token by token, as they lie in memory, four tokens at
+    once where all that these read are the sequence's.
     """
     x, stride, w_ptr, state = e.arg_ptr(0), e.arg(1), e.arg_ptr(2), e.arg_ptr(3)
     starts, slots, bias_ptr, out = (e.arg_ptr(i) for i in (4, 5, 6, 7))
     tokens, sequences, channels = e.arg(8), e.arg(9), e.arg(10)
-    before = taps - 1
+    before, size = taps - 1, SIZES[dtype]
+    factors = e.local(F32, taps * CHANNELS)
 
-    def work(c: Value, mask: Value | None) -> None:
-        factors = []
-        for j in range(taps):  # a tap of each channel, W apart
-            result = e.f32(0.0, LANES)
-            for lane in range(LANES):
-                at = c + lane
-                at = e.select(at < channels, at, channels - 1)
-                result = result.insert(lane, e.read(w_ptr, w, at * taps + j))
-            factors.append(result)
-        offset = e.read(bias_ptr, bias, c, LANES, mask) if bias else e.f32(0.0, LANES)
+    with e.loop(e.first * LANES, e.minimum(e.last * LANES, channels), CHANNELS) as begin:
+        end = e.minimum(begin + CHANNELS, e.minimum(e.last * LANES, channels))
+        with e.loop(begin, end) as c:
+            for j in range(taps):
+                tap = e.read(w_ptr, w, c * taps + j)
+                e.store(factors, tap, c - begin + j * CHANNELS)
         with e.loop(0, sequences) as s:
             start, stop = e.load(starts, I64, s), e.load(starts, I64, s + 1)
-            old = e.load(slots, I64, s) * before
+            count, old = stop - start, e.load(slots, I64, s) * before
 
-            def row(t: Value) -> Value:
+            def row(
+                t: Value,
+                c: Value,
+                mask: Value | None,
+                inside: bool = False,
+                start: Value = start,
+                old: Value = old,
+            ) -> Value:
                 """Return the row of the sequence's token t, below 0 of its state."""
-                size = SIZES[dtype]
-                saved = state.at(((old + before + t) * channels + c) * size)
-                new = x.at(((start + t) * stride + c) * size)
-                return e.read(e.select(t < 0, saved, new), dtype, 0, LANES, mask)
+                here = x.at(((start + t) * stride + c) * size)
+                if not inside:
+                    saved = state.at(((old + before + t) * channels + c) * size)
+                    here = e.select(t < 0, saved, here)
+                return e.read(here, dtype, 0, LANES, mask)
 
-            count = stop - start
-            with e.loop(0, count) as t:
-                y = offset
-                for j, factor in enumerate(factors):
-                    y = e.fma(row(t - before + j), factor, y)
-                y = e.silu(y) if silu else y
-                e.write(out, dtype, (start + t) * channels + c, y, mask)
-            for j in range(before):
-                to = (tokens + s * before + j) * channels + c
-                e.write(out, dtype, to, row(count - before + j), mask)
+            def work(
+                t: Value, many: int, begin: Value = begin, end: Value = end, start: Value = start
+            ) -> None:
+                """Results of `many` tokens from t on."""
+                for c, mask in e.spans(begin, end, LANES):
+                    rows = [row(t - before + i, c, mask, many > 1) for i in range(before + many)]
+                    offset = e.read(bias_ptr, bias, c, LANES, mask) if bias else None
+                    at = c - begin
+                    shares = [
+                        e.load(factors, vec(F32, LANES), at + j * CHANNELS) for j in range(taps)
+                    ]
+                    for i in range(many):
+                        y = e.f32(0.0, LANES) if offset is None else offset
+                        for j, share in enumerate(shares):
+                            y = e.fma(rows[i + j], share, y)
+                        y = activated(e, y, "silu", dtype) if silu else y
+                        e.write(out, dtype, (start + t + i) * channels + c, y, mask)
+                        if many > 1:
+                            ahead = (start + t + AT_ONCE + before + i) * stride + c
+                            e.prefetch(x.at(ahead * size))
 
-    with e.loop(e.first, e.last) as unit:
-        c = unit * LANES
-        with e.either(c + LANES <= channels) as (whole, rest):
-            with whole:
-                work(c, None)
-            with rest:
-                work(c, e.mask(channels - c, LANES))
+            first = e.minimum(count, before)
+            whole = first + (count - first) // AT_ONCE * AT_ONCE
+            with e.loop(0, first) as t:
+                work(t, 1)
+            with e.loop(first, whole, AT_ONCE) as t:
+                work(t, AT_ONCE)
+            with e.loop(whole, count) as t:
+                work(t, 1)
+            for c, mask in e.spans(begin, end, LANES):
+                for j in range(before):
+                    to = (tokens + s * before + j) * channels + c
+                    e.write(out, dtype, to, row(count - before + j, c, mask), mask)
 
 
 def emit_delta(e: Emitter, q: str, k: str, v: str) -> None:

@@ -242,7 +242,9 @@ def test_stores(dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [F, B])
-@pytest.mark.parametrize("starts", [[0, 1], [0, 1, 2, 3], [0, 5], [0, 3, 3, 4]])
+@pytest.mark.parametrize(
+    "starts", [[0, 1], [0, 1, 2, 3], [0, 5], [0, 3, 3, 4], [0, 20, 20, 57, 58]]
+)
 def test_recurrent(starts: list[int], dtype: torch.dtype) -> None:
     tokens, count = starts[-1], len(starts) - 1
     at, slots = torch.tensor(starts), torch.randperm(count + 2)[:count]
