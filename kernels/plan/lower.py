@@ -35,7 +35,7 @@ from mtmd.kernels.cpu.native.compile import compile_kernel, compiler, not_compil
 from mtmd.kernels.cpu.native.decode import rows_of
 from mtmd.kernels.cpu.native.pool import shared_pool
 from mtmd.kernels.cpu.native.program import Instruction, Pointer, Program, scratch_bytes
-from mtmd.kernels.cpu.tiled import few_rows, many_rows
+from mtmd.kernels.cpu.tiled import expert_rows, few_rows, many_rows
 from mtmd.kernels.cpu.tiled.activation import emit_activation
 from mtmd.kernels.cpu.tiled.codes import FORMS
 from mtmd.kernels.cpu.tiled.cpu import host_form
@@ -1035,33 +1035,47 @@ def _emit_state(low: Lowering, node: Node, inputs: Operands) -> None:
 
 
 def _rejects_moe(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
-    x, router, *tables = inputs[:5]
-    assert x is not None and router is not None and tables[0] is not None
+    x = inputs[0]
+    assert x is not None
     if x.shape[0] > MAX_ROWS:
         return f"{x.shape[0]} rows, more than {MAX_ROWS}"
+    return _rejects_experts(node, inputs)
+
+
+def _rejects_experts(node: Node, inputs: Operands) -> str | None:
+    x, router = inputs[:2]
+    assert x is not None and router is not None
     if not (x.type.is_contiguous and _dense_rows(router.type)):
         return "rows with gaps"
-    for part, table in zip(("gate", "up", "down"), tables, strict=True):
-        assert table is not None
+    for part, table, values in _tables(inputs):
         if table.op != "weight":
             return "its weights are computed"
-        kind = node.attrs.get(f"{part}_quant") or _kind(node, table)
-        if kind not in products.KINDS:
+        if (kind := _part_kind(node, part, table)) not in products.KINDS:
             return f"a weight of {kind}"
-        values = tables[0].shape[1] if part == "down" else x.shape[1]
         if products.too_narrow(kind, values):
             return f"rows of {values} values in {kind}"
     return None
 
 
-def _emit_moe(low: Lowering, node: Node, inputs: Operands) -> None:
-    x, router, gate, up, down, shares, bias = (*inputs, None, None)[:7]
+def _tables(inputs: Operands) -> list[tuple[str, Node, int]]:
+    """The weights of experts by name, with the values of their rows."""
+    x, _, gate, up, down = inputs[:5]
+    assert x is not None and gate is not None and up is not None and down is not None
+    width, ffn = x.shape[1], gate.shape[1]
+    return [("gate", gate, width), ("up", up, width), ("down", down, ffn)]
+
+
+def _part_kind(node: Node, part: str, table: Node) -> str:
+    return str(node.attrs.get(f"{part}_quant") or _kind(node, table))
+
+
+def _route(low: Lowering, node: Node, inputs: Operands) -> tuple[Location, Location]:
+    """Weights and numbers of the experts of each token."""
+    x, router, _, _, _, shares, bias = (*inputs, None, None)[:7]
     assert x is not None and router is not None
-    assert gate is not None and up is not None and down is not None
-    attrs, (tokens, width) = node.attrs, x.shape
-    routing: Routing = attrs["routing"]
-    maximum = routing.top_k
-    pairs, ffn, experts, size = tokens * maximum, gate.shape[1], router.shape[1], x.dtype.itemsize
+    tokens, experts = router.shape
+    routing: Routing = node.attrs["routing"]
+    pairs = tokens * routing.top_k
     weights, chosen = low.room(4 * pairs), low.room(8 * pairs)
     address = compile_kernel(
         experts_.emit_route, name_of(router), routing, shares is not None, bias is not None
@@ -1071,25 +1085,56 @@ def _emit_moe(low: Lowering, node: Node, inputs: Operands) -> None:
     for each in (experts, experts, experts + routing.groups, routing.groups):
         args.append(low.room(4 * tokens * each))
     low.add(address, args, tokens, 1, f"{node.name} route", again=False)  # it notes what it took
-    read, read_by, of = low.location(x), maximum, tokens
-    if routing.on_input:
-        address = compile_kernel(rows.emit_each, "mul", name_of(x), "f32", name_of(x), 0, "")
-        read, read_by, of = low.room(pairs * width * size), 1, pairs
-        args = [low.location(x), width, 0, weights, maximum, 1, read, maximum * width, width]
-        units = pairs * -(-width // rows.BLOCK)
-        chunk = max(WORTH // min(width, rows.BLOCK), 1)
-        low.add(address, [*args, maximum, width, 0, 0], units, chunk, f"{node.name} scale")
+    return weights, chosen
+
+
+def _expert_rows(
+    low: Lowering, node: Node, x: Node, weights: Location
+) -> tuple[Location, int, int]:
+    """Rows that experts read, how many there are and how many pairs share one: x's, or with
+    `on_input` those of each pair, times their weights.
+    """
+    (tokens, width), routing = x.shape, node.attrs["routing"]
+    maximum, size = routing.top_k, x.dtype.itemsize
+    pairs = tokens * maximum
+    if not routing.on_input:
+        return low.location(x), tokens, maximum
+    address = compile_kernel(rows.emit_each, "mul", name_of(x), "f32", name_of(x), 0, "")
+    read = low.room(pairs * width * size)
+    args: list[Location] = [low.location(x), width, 0, weights, maximum, 1, read]
+    args += [maximum * width, width]
+    units = pairs * -(-width // rows.BLOCK)
+    chunk = max(WORTH // min(width, rows.BLOCK), 1)
+    low.add(address, [*args, maximum, width, 0, 0], units, chunk, f"{node.name} scale")
+    return read, pairs, 1
+
+
+def _expert_activation(
+    low: Lowering, node: Node, x: Node, gate: Location, up: Location, count: int, ffn: int
+) -> Location:
+    """Rows of what the first two products of experts make."""
+    gated, silu = low.room(count * ffn * x.dtype.itemsize), node.attrs.get("act", "silu") == "silu"
+    kind, approximate = ("silu_mul", "") if silu else ("gelu_mul", "tanh")
+    address = compile_kernel(rows.emit_each, kind, *[name_of(x)] * 3, 1, approximate)
+    row = [0, ffn]
+    args = [gate, *row, up, *row, gated, *row, count, ffn, 0, 0]
+    low.add(address, args, count * -(-ffn // rows.BLOCK), WORTH // rows.BLOCK, f"{node.name} act")
+    return gated
+
+
+def _emit_moe(low: Lowering, node: Node, inputs: Operands) -> None:
+    x, _, gate, up, down = inputs[:5]
+    assert x is not None and gate is not None and up is not None and down is not None
+    (tokens, width), ffn, size = x.shape, gate.shape[1], x.dtype.itemsize
+    routing: Routing = node.attrs["routing"]
+    maximum = routing.top_k
+    pairs = tokens * maximum
+    weights, chosen = _route(low, node, inputs)
+    read, of, read_by = _expert_rows(low, node, x, weights)
     halves = [low.room(pairs * ffn * size) for _ in range(2)]
     for part, table, to in (("gate", gate, halves[0]), ("up", up, halves[1])):
         _chosen(low, node, part, x, read, of, read_by, table, width, chosen, to)
-    gated = low.room(pairs * ffn * size)
-    kind, approximate = (
-        ("silu_mul", "") if attrs.get("act", "silu") == "silu" else ("gelu_mul", "tanh")
-    )
-    address = compile_kernel(rows.emit_each, kind, *[name_of(x)] * 3, 1, approximate)
-    row = [0, ffn]
-    args = [halves[0], *row, halves[1], *row, gated, *row, pairs, ffn, 0, 0]
-    low.add(address, args, pairs * -(-ffn // rows.BLOCK), WORTH // rows.BLOCK, f"{node.name} act")
+    gated = _expert_activation(low, node, x, halves[0], halves[1], pairs, ffn)
     mixed = low.room(pairs * width * size)
     _chosen(low, node, "down", x, gated, pairs, 1, down, ffn, chosen, mixed)
     address = compile_kernel(experts_.emit_mix, name_of(x), name_of(node), not routing.on_input)
@@ -1114,7 +1159,7 @@ def _chosen(
     """One of the three products: `count` rows of x, `spacing` numbers from each to the next or one
     behind the other, each for `each` experts.
     """
-    kind, n = node.attrs.get(f"{part}_quant") or _kind(node, table), table.shape[1]
+    kind, n = _part_kind(node, part, table), table.shape[1]
     kernel = products.product(kind, 1, name_of(x), name_of(x))
     low.scratch = max(low.scratch, kernel.scratch(width))
     stride = width
@@ -1131,10 +1176,16 @@ def _chosen(
 
 
 def _rejects_heads(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
-    x, w = inputs
-    assert x is not None and w is not None
+    x = inputs[0]
+    assert x is not None
     if x.shape[0] > MAX_ROWS:
         return f"{x.shape[0]} rows, more than {MAX_ROWS}"
+    return _rejects_any_heads(node, inputs)
+
+
+def _rejects_any_heads(node: Node, inputs: Operands) -> str | None:
+    x, w = inputs
+    assert x is not None and w is not None
     if w.op != "weight":
         return "its weight is computed"
     if node.attrs.get("turned"):
@@ -1174,10 +1225,15 @@ def _rejects_many(node: Node, inputs: Operands) -> str | None:
         return "its weight is computed"
     if not x.type.is_contiguous:
         return "rows with gaps"
-    if node.attrs.get("quant") in FORMS:
+    return _rejects_panels(_kind(node, w), x)
+
+
+def _rejects_panels(kind: str, x: Node) -> str | None:
+    """Why products of many rows of x with a weight of this type are torch's."""
+    if kind in FORMS:
         return None if x.dtype in DTYPES else f"x is {x.type}"
-    if x.dtype != torch.bfloat16 or w.dtype != torch.bfloat16:
-        return f"a weight {w.type} and x {x.type}, which torch multiplies"
+    if x.dtype != torch.bfloat16 or kind != "BF16":
+        return f"a weight in {kind} and x {x.type}, which torch multiplies"
     form = host_form("bf16")
     return None if form and form[0] == "tiles" else "the CPU has no AMX, or none for us"
 
@@ -1227,6 +1283,92 @@ def _emit_gated(low: Lowering, node: Node, inputs: Operands) -> None:
     args.append(low.location(other))
     low.scratch = max(low.scratch, made.scratch)
     low.add(made.address, args, made.units, 1, node.name)
+
+
+def _rejects_wide_moe(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    x = inputs[0]
+    assert x is not None
+    if x.shape[0] > MAX_ROWS:
+        for part, table, _ in _tables(inputs):
+            if reason := _rejects_panels(_part_kind(node, part, table), x):
+                return reason
+    return _rejects_experts(node, inputs)
+
+
+def _emit_wide_moe(low: Lowering, node: Node, inputs: Operands) -> None:
+    """Experts of many tokens: the rows of each together, in the order of the experts."""
+    x, router, gate, up, down = inputs[:5]
+    assert x is not None and router is not None
+    assert gate is not None and up is not None and down is not None
+    (tokens, width), ffn, experts, size = x.shape, gate.shape[1], router.shape[1], x.dtype.itemsize
+    if tokens <= MAX_ROWS:
+        _emit_moe(low, node, inputs)
+        return
+    routing: Routing = node.attrs["routing"]
+    pairs, block = tokens * routing.top_k, experts_.BLOCK
+    weights, chosen = _route(low, node, inputs)
+    read, _, each = _expert_rows(low, node, x, weights)
+    blocks = (pairs + (block - 1) * min(experts, pairs)) // block  # at most
+    count = blocks * block
+    counts, begins, places, order = (low.room(8 * n) for n in (experts, experts, pairs, count))
+    args: list[Location] = [chosen, pairs, experts, counts, begins, places, order]
+    low.add(compile_kernel(experts_.emit_sort), args, 1, 1, f"{node.name} sort")
+    laid: dict[object, Location] = {}
+
+    def multiplied(
+        part: str, table: Node, x_rows: Location, values: int, outer: int, taken: bool
+    ) -> Location:
+        made = expert_rows.forms(_part_kind(node, part, table), values, outer, name_of(x), tokens)
+        low.scratch = max(low.scratch, made.scratch)
+        key = taken, made.layout
+        if key not in laid:
+            laid[key] = low.room(blocks * made.block_bytes)
+            address = compile_kernel(experts_.emit_lay_rows, name_of(x), taken, made.prepared)
+            args = [x_rows, values * size, each, order, counts, begins, laid[key], *made.laying()]
+            low.add(address, args, experts, 1, f"{node.name}.{part} prepared")
+        stored = made.block_bytes if taken else block * made.row_bytes
+        to = low.room(count * outer * size)
+        args = [counts, begins]
+        args += made.multiplying(
+            low.location(table), to, laid[key], laid[key] if taken else x_rows, stored
+        )
+        units, address = experts * made.units, compile_kernel(experts_.emit_grouped)
+        low.add(address, args, units, 1, f"{node.name}.{part}")
+        return to
+
+    halves = [multiplied(p, t, read, width, ffn, True) for p, t in (("gate", gate), ("up", up))]
+    gated = _expert_activation(low, node, x, halves[0], halves[1], count, ffn)
+    mixed = multiplied("down", down, gated, ffn, width, False)
+    weighted = not routing.on_input
+    address = compile_kernel(experts_.emit_mix, name_of(x), name_of(node), weighted, True)
+    args = [mixed, weights, routing.top_k, low.make(node), width, places]
+    low.add(address, args, tokens * -(-width // 256), 4, node.name)
+
+
+def _rejects_wide_heads(low: Lowering, node: Node, inputs: Operands) -> str | None:
+    x, w = inputs
+    assert x is not None and w is not None
+    if x.shape[0] <= MAX_ROWS:
+        return _rejects_heads(low, node, inputs)
+    return _rejects_panels(_kind(node, w), x) or _rejects_any_heads(node, inputs)
+
+
+def _emit_wide_heads(low: Lowering, node: Node, inputs: Operands) -> None:
+    """A product of many rows for each head, whose rows lie between those of others."""
+    x, w = inputs
+    assert x is not None and w is not None
+    if x.shape[0] <= MAX_ROWS:
+        _emit_heads(low, node, inputs)
+        return
+    (tokens, _, width), (heads, n, _), kind = x.shape, w.shape, _kind(node, w)
+    made = many_rows.call(kind, tokens, width, n, name_of(x), None, share=SHARE)
+    row, (token, head, _), size = products.row_bytes(kind, width), x.type.strides, x.dtype.itemsize
+    args: list[Location] = [made.address, made.units, head * size * (x.shape[1] > 1), n * row]
+    args += [n * size, low.location(x), token, tokens, width, low.location(w), row, n, 0]
+    args += [low.make(node), heads * n, *made.sizes]
+    low.scratch = max(low.scratch, made.scratch)
+    address = compile_kernel(experts_.emit_heads, 10 + len(made.sizes))
+    low.add(address, args, heads * made.units, 1, node.name)
 
 
 def _rejects_wide_attention(
@@ -1352,5 +1494,7 @@ WIDE: Mapping[str, Rule] = {
     "matmul": Rule(_rejects_wide_matmul, _emit_wide_matmul),
     "attention": Rule(_rejects_wide_attention, _emit_wide_attention),
     "gather_pages": Rule(_rejects_wide_gather, _emit_nothing),
+    "moe": Rule(_rejects_wide_moe, _emit_wide_moe),
+    "head_matmul": Rule(_rejects_wide_heads, _emit_wide_heads),
     **dict.fromkeys(("silu_mul", "gelu_mul", "silu", "gelu"), _ACTIVATION),
 }

@@ -200,10 +200,10 @@ class DeltaRuns:
             ]
 
         sums = [[e.var(kind, 0.0) for _ in masks] for _ in range(PAIR)]  # S^T k, then S^T q
-        with e.loop(0, self.size) as i:
-            rows = saved(i)
+        with e.loop(0, self.size) as line:
+            rows = saved(line)
             for one, totals in enumerate(sums):
-                number = e.load(laid, F32, i * LANES + one).splat(LANES)
+                number = e.load(laid, F32, line * LANES + one).splat(LANES)
                 for row, total in zip(rows, totals, strict=True):
                     total.set(e.fma(number, row, total.get()))
         added: list[list[Value]] = []
@@ -232,10 +232,10 @@ class DeltaRuns:
             for j, values in enumerate(added)
         ]
         keep = factor(KEEP + RUN - 1)
-        with e.loop(0, self.size) as i:
-            rows = [row * keep for row in saved(i)]
+        with e.loop(0, self.size) as line:
+            rows = [row * keep for row in saved(line)]
             for j, values in enumerate(later):
-                number = e.load(laid, F32, i * LANES + j).splat(LANES)
+                number = e.load(laid, F32, line * LANES + j).splat(LANES)
                 rows = [e.fma(number, u, row) for u, row in zip(values, rows, strict=True)]
             for n, row in enumerate(rows):
-                e.store(self.saved, row, self._at(c, i, n), align=64)
+                e.store(self.saved, row, self._at(c, line, n), align=64)

@@ -1,15 +1,20 @@
 """Mixtures of experts: routing, products with the experts chosen, and their sum.
 
 Which expert's weights a product reads is known only while the program runs. `emit_chosen` calls a
-product's kernel for each pair of a token and an expert, with the arguments of that pair.
+product's kernel for each pair of a token and an expert, with the arguments of that pair. Of many
+tokens, `emit_sort` groups the pairs by their experts, `emit_lay_rows` lays out what each expert
+reads and `emit_grouped` multiplies an expert's rows at once.
 """
 
 from __future__ import annotations
 
-from mtmd.kernels.cpu.native.emit import F32, I32, I64, Emitter, Value, Var, vec
+from collections.abc import Callable
+
+from mtmd.kernels.cpu.native.emit import F32, I16, I32, I64, Emitter, Value, Var, vec
 from mtmd.kernels.ops.moe import Routing
 
 LANES = 16
+BLOCK = 16  # rows of one expert that are laid out together, of many tokens
 ARGS = 12  # of a product (products.py): 0 is x, 2 the weight, 4 the result
 
 
@@ -138,10 +143,178 @@ def emit_chosen(e: Emitter) -> None:
         e.call_address(address, own, low, high, e.scratch)
 
 
-def emit_mix(e: Emitter, y: str, out: str, weighted: bool) -> None:
+def emit_sort(e: Emitter) -> None:
+    """Group pairs of a token and an expert by their experts
+
+    args: chosen (int64 [pairs]), pairs, E, and what is written: pairs of each expert (int64 [E]),
+    where their rows begin (int64 [E], multiples of `BLOCK`), the row of each pair (int64 [pairs]),
+    the pair of each row (int64 [rows]; nothing behind an expert's last pair). Units: 1.
+    """
+    chosen, pairs, experts = e.arg_ptr(0), e.arg(1), e.arg(2)
+    counts, begins, places, order = (e.arg_ptr(i) for i in range(3, 7))
+    with e.loop(e.first, e.last):
+        with e.loop(0, experts) as i:
+            e.store(counts, e.i64(0), i)
+        with e.loop(0, pairs) as pair:
+            expert = e.load(chosen, I64, pair)
+            e.store(counts, e.load(counts, I64, expert) + 1, expert)
+        row = e.var(I64, 0)
+        with e.loop(0, experts) as i:
+            e.store(begins, row.get(), i)
+            row.add((e.load(counts, I64, i) + (BLOCK - 1)) // BLOCK * BLOCK)
+            e.store(counts, e.i64(0), i)
+        with e.loop(0, pairs) as pair:
+            expert = e.load(chosen, I64, pair)
+            count = e.load(counts, I64, expert)
+            place = e.load(begins, I64, expert) + count
+            e.store(counts, count + 1, expert)
+            e.store(places, place, pair)
+            e.store(order, pair, place)
+
+
+# Arguments of `emit_lay_rows`
+X, X_BYTES, EACH, ORDER, COUNTS, BEGINS, TO, BLOCK_BYTES, WIDTH = range(9)
+FEW, MEDIUM, PREPARE, ROW_BYTES, PREPARE_TILES, TILE_RUNS, TILE_BYTES = range(9, 16)
+
+
+def emit_lay_rows(e: Emitter, x: str, taken: bool, prepared: bool) -> None:
+    """Lay the rows that each expert reads out as its product takes them
+
+    Experts with up to FEW rows have them prepared one by one (with `prepared`, else they are as
+    they are stored), those with up to MEDIUM in blocks by tiles, others as they are stored. Row r
+    is x[ORDER[r] / EACH] where it is `taken`, else x[r], and then rows of others stay where they
+    are. Block b of 16 rows begins at TO + b BLOCK_BYTES, rows of an expert follow each other.
+    Scratch memory: 16 rows of x. Units: experts.
+    """
+    x_ptr, x_bytes, width = e.arg_ptr(X), e.arg(X_BYTES), e.arg(WIDTH)
+    order, own = e.arg_ptr(ORDER), e.local(I64, 5)
+    element = F32 if x == "f32" else I16
+
+    def copy(source: Value, to: Value) -> None:
+        for c, mask in e.spans(0, width, 2 * LANES):
+            kind = vec(element, 2 * LANES)
+            if mask is None:
+                e.store(to, e.load(source, kind, c), c)
+            else:
+                e.masked_store(to, e.masked_load(source, kind, c, mask), c, mask)
+
+    def call(address: int, units: Value | int, *args: Value) -> None:
+        for i, arg in enumerate(args):
+            e.store(own, arg, i)
+        e.call_address(e.arg(address), own, e.i64(0), e.i64(units), e.scratch)
+
+    with e.loop(e.first, e.last) as expert:
+        count = e.load(e.arg_ptr(COUNTS), I64, expert)
+        begin = e.load(e.arg_ptr(BEGINS), I64, expert)
+        to = e.arg(TO) + begin // BLOCK * e.arg(BLOCK_BYTES)
+        few = count <= e.arg(FEW)
+
+        def row(i: Value, begin: Value = begin) -> Value:
+            at = begin + i
+            return e.load(order, I64, at) // e.arg(EACH) if taken else at
+
+        def each(
+            prepared: bool, count: Value = count, to: Value = to, row: Callable[..., Value] = row
+        ) -> None:
+            with e.loop(0, count) as i:
+                source = row(i) * x_bytes
+                if prepared:
+                    target = to + i * e.arg(ROW_BYTES)
+                    call(PREPARE, 1, e.arg(X) + source, width, target, width)
+                else:
+                    copy(x_ptr.at(source), (to + i * x_bytes).to_ptr())
+
+        with e.either(few) as (yes, no):
+            with yes:
+                each(prepared)
+            with no, e.either(count <= e.arg(MEDIUM)) as (medium, many):
+                with medium, e.loop(0, count, BLOCK) as i:
+                    rows = e.minimum(count - i, BLOCK)
+                    source = e.arg(X) + (begin + i) * x_bytes
+                    if taken:
+                        with e.loop(0, rows) as n:
+                            at = x_ptr.at(row(i + n) * x_bytes)
+                            copy(at, e.scratch.at(n * x_bytes))
+                        source = Value(e, e.b.ptrtoint(e.scratch.ir, I64))
+                    target = to + i // BLOCK * e.arg(TILE_BYTES)
+                    call(PREPARE_TILES, e.arg(TILE_RUNS), source, width, target, width, rows)
+                with many:
+                    if taken:
+                        each(False)
+
+
+# Arguments of `emit_grouped`, behind COUNTS and BEGINS as above
+G_COUNTS, G_BEGINS, G_FEW, G_MEDIUM, UNITS, COLUMNS, OUTER, WEIGHT, WEIGHT_BYTES, ROW = range(10)
+OUT, OUT_BYTES, G_WIDTH, LAID, LAID_BYTES, STRIDE, PLAIN, PLAIN_BYTES = range(10, 18)
+BY_ROWS, BY_TILES, BY_PANELS, PANEL_ARGS = 18, 22, 23, 24  # addresses; four sizes
+
+
+def emit_grouped(e: Emitter) -> None:
+    """Multiply each expert's rows with its weight, by the kernel that is for so many rows
+
+    BY_ROWS are kernels for 1, 2, 4 and 8 rows, of rows that are STRIDE apart, as `emit_lay_rows`
+    laid them out at LAID; BY_TILES takes its blocks, BY_PANELS rows as they are stored at PLAIN, of
+    which 16 are PLAIN_BYTES. Units: experts times UNITS, of COLUMNS rows of the weight.
+    """
+    own, outer, width = e.local(I64, 20), e.arg(OUTER), e.arg(G_WIDTH)
+
+    def arguments(*args: Value | int) -> None:
+        for i, arg in enumerate(args):
+            e.store(own, e.i64(arg), i)
+
+    with e.loop(e.first, e.last) as unit:
+        expert = unit // e.arg(UNITS)
+        first = unit % e.arg(UNITS)
+        low = first * e.arg(COLUMNS)
+        high = e.minimum(low + e.arg(COLUMNS), outer)
+        count = e.load(e.arg_ptr(G_COUNTS), I64, expert)
+        begin = e.load(e.arg_ptr(G_BEGINS), I64, expert)
+        block, w = begin // BLOCK, e.arg(WEIGHT) + expert * e.arg(WEIGHT_BYTES)
+        laid, row = e.arg(LAID) + block * e.arg(LAID_BYTES), e.arg(ROW)
+        out = e.arg(OUT) + begin * e.arg(OUT_BYTES)
+        with e.when(count > 0), e.either(count <= e.arg(G_MEDIUM)) as (less, many):
+            with less:
+                few = count <= e.arg(G_FEW)
+                stride = e.select(few, e.arg(STRIDE), e.i64(0))
+                arguments(laid, stride, w, row, out, outer, width, count, 0, 0, outer, outer)
+                address = e.arg(BY_ROWS)
+                for more, rows in enumerate((1, 2, 4)):
+                    address = e.select(count > rows, e.arg(BY_ROWS + 1 + more), address)
+                address = e.select(few, address, e.arg(BY_TILES))
+                e.call_address(address, own, low, high, e.scratch)
+            with many:
+                padded = (count + (BLOCK - 1)) // BLOCK * BLOCK
+                x = e.arg(PLAIN) + block * e.arg(PLAIN_BYTES)
+                sizes = [e.arg(PANEL_ARGS + i) for i in range(4)]
+                arguments(x, width, padded, width, w, row, outer, 0, out, outer)
+                for i, size in enumerate((e.arg(COLUMNS), sizes[0], e.i64(1), *sizes[1:])):
+                    e.store(own, size, 10 + i)
+                e.call_address(e.arg(BY_PANELS), own, first, first + 1, e.scratch)
+
+
+def emit_heads(e: Emitter, count: int) -> None:
+    """A product's kernel for each head
+
+    args: the kernel's address, its units, bytes from one head's x, weight and result to the next,
+    then its own `count` args: 0 is x, 4 the weight, 8 the result. Units: heads times the kernel's.
+    """
+    address, units = e.arg(0), e.arg(1)
+    own = e.local(I64, count)
+    for i in range(count):
+        e.store(own, e.arg(5 + i), i)
+    with e.loop(e.first // units, (e.last + units - 1) // units) as head:
+        for step, place in enumerate((0, 4, 8)):
+            e.store(own, e.arg(5 + place) + head * e.arg(2 + step), place)
+        first = e.maximum(e.first - head * units, 0)
+        last = e.minimum(e.last - head * units, units)
+        e.call_address(address, own, first, last, e.scratch)
+
+
+def emit_mix(e: Emitter, y: str, out: str, weighted: bool, placed: bool = False) -> None:
     """out[t] = sum over n of weights[t, n] y[t, n], of y[t, n] if it is not `weighted`
 
-    args: y ([T, k, D]), weights (float32 [T, k]), k, out, D. Units: T times blocks of 256 values.
+    args: y ([T, k, D]), weights (float32 [T, k]), k, out, D; where they are `placed`, the rows that
+    y[t, n] are (int64 [T, k]). Units: T times blocks of 256 values.
     """
     y_ptr, weights, maximum, out_ptr, size = (
         e.arg_ptr(0),
@@ -159,7 +332,9 @@ def emit_mix(e: Emitter, y: str, out: str, weighted: bool) -> None:
         for c, mask in e.spans(start, stop, LANES):
             sum_.set(0.0)
             with e.loop(0, maximum) as n:
-                value = e.read(y_ptr, y, (t * maximum + n) * size + c, LANES, mask)
+                row = t * maximum + n
+                row = e.load(e.arg_ptr(5), I64, row) if placed else row
+                value = e.read(y_ptr, y, row * size + c, LANES, mask)
                 if weighted:
                     weight = e.load(weights, F32, t * maximum + n).splat(LANES)
                     sum_.set(e.fma(weight, value, sum_.get()))

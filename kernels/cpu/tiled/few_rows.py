@@ -57,8 +57,13 @@ def takes(kind: str, rows: int, outer: int, width: int, x: str) -> bool:
 
 def pays(kind: str, rows: int, outer: int, width: int, x: str) -> bool:
     """Return whether it is the fastest product of a weight that is not plain."""
-    few = kind in FORMS and rows <= LIMIT[FORMS[kind].groups]
+    few = kind in FORMS and rows <= limit(kind)
     return few and takes(kind, rows, outer, width, x)
+
+
+def limit(kind: str) -> int:
+    """Return up to how many rows panels are slower."""
+    return MAXIMUM if kind == PLAIN else LIMIT[FORMS[kind].groups]
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ from mtmd.base import heartbeat
 from mtmd.base.heartbeat import Heartbeat, heart_here
 from mtmd.kernels import ops
 from mtmd.kernels.cpu.native.pool import Pool
+from mtmd.kernels.cpu.tiled.cpu import host_form
 from mtmd.kernels.gpu.quant_matmul.cases import random_blocks
 from mtmd.kernels.graph import Node, Type, toposort, weight
 from mtmd.kernels.ops import OPS
+from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.plan import native_run
 from mtmd.kernels.plan.executor import finish
 from mtmd.kernels.plan.lower import Lowering, StepFacts
@@ -115,6 +117,101 @@ def test_a_sum_is_a_part_of_its_product(dtype: torch.dtype, rows: int) -> None:
     expected = reference(total, x, stored)
     error = ((actual.double() - expected.double()) ** 2).mean() / (expected.double() ** 2).mean()
     assert torch.isfinite(actual).all() and error <= LIMIT[dtype]
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", LIMIT)
+@pytest.mark.parametrize(
+    ("tokens", "kind", "routing", "more"),
+    [
+        (40, "Q8_0", Routing(3, True), ()),
+        (97, "Q4_0", Routing(6, False, "sigmoid", groups=4, top_groups=2), ("bias",)),
+        (150, "Q4_K", Routing(2, True, on_input=True), ("shares",)),
+        (40, "BF16", Routing(6, True), ()),
+    ],
+)
+def test_experts_of_many_tokens(
+    dtype: torch.dtype, tokens: int, kind: str, routing: Routing, more: tuple[str, ...]
+) -> None:
+    """Some of whom have no row, some one, some a few, one all."""
+    width, ffn, experts = (256, 256, 24) if kind == "Q4_K" else (96, 64, 24)
+    generator = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, width, generator=generator)
+    liked = x[:, :experts] + torch.linspace(-3, 3, experts)
+    x[:, :experts] = liked.argsort(1).argsort(1) / 4 - 3  # no two alike
+    x = x.to(dtype)
+    quant = None if kind == "BF16" else kind
+
+    def table(rows: int, values: int, seed: int) -> Tensor:
+        if quant is None:
+            made = torch.randn(experts, rows, values, generator=generator) / values**0.5
+            return made.to(dtype)
+        return random_blocks(kind, experts * rows, values, seed=seed).view(experts, rows, -1)
+
+    stored = Stored(
+        {
+            "w": random_blocks("Q4_0", width, width),
+            "gate": table(ffn, width, 1),
+            "up": table(ffn, width, 2),
+            "down": table(width, ffn, 3),
+            "shares": torch.rand(experts, generator=generator) + 0.5,
+            "bias": torch.rand(experts, generator=generator) - 0.5,
+        }
+    )
+    given = Node("input", (), Type.of(x), {"fill": lambda b: b["x"]}, "x")
+    ways = {name: weight(name, stored, t.dtype) for name, t in stored.tensors.items()}
+    rows = ops.matmul(given, ways["w"], None, quant="Q4_0", name="rows")
+    router = ops.columns(given, start=0, stop=experts, name="router")
+    output = ops.moe(
+        rows,
+        router,
+        *(ways[name] for name in ("gate", "up", "down")),
+        *(ways[name] if name in more else None for name in ("shares", "bias")),
+        routing=routing,
+        **{f"{name}_quant": quant for name in ("gate", "up", "down")},
+        name="experts",
+    )
+    if quant is None and _is_torchs(dtype):
+        pytest.skip("torch multiplies these")
+    actual, _ = run(output, x, stored)
+    expected = reference(output, x, stored)
+    error = ((actual.double() - expected.double()) ** 2).mean() / (expected.double() ** 2).mean()
+    by_rows = 1e-8  # x is rounded to 15 bits where few rows are multiplied
+    assert torch.isfinite(actual).all() and error <= max(LIMIT[dtype], by_rows)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", LIMIT)
+@pytest.mark.parametrize("tokens", [40, 97])
+def test_heads_of_many_tokens(dtype: torch.dtype, tokens: int) -> None:
+    """Heads side by side, of which a part is read, and one that all read."""
+    heads, width, outer = 3, 64, 40
+    x = torch.randn(tokens, heads * width, generator=torch.Generator().manual_seed(tokens))
+    tables = {
+        name: random_blocks("Q8_0", heads * rows, values, seed=rows).view(heads, rows, -1)
+        for name, rows, values in (("first", outer, 32), ("second", 17, width))
+    }
+    stored = Stored({"w": random_blocks("Q4_0", heads * width, heads * width), **tables})
+    x = x.to(dtype)
+    given = Node("input", (), Type.of(x), {"fill": lambda b: b["x"]}, "x")
+    ways = {name: weight(name, stored, t.dtype) for name, t in stored.tensors.items()}
+    rows = ops.matmul(given, ways["w"], None, quant="Q4_0", name="rows")
+    split = ops.reshape(rows, shape=(tokens, heads, width), name="split")
+    part = ops.columns(split, start=16, stop=48, name="part")
+    first = ops.head_matmul(part, ways["first"], quant="Q8_0", name="by head")
+    one = ops.reshape(ops.columns(rows, start=0, stop=width), shape=(tokens, 1, width), name="one")
+    second = ops.head_matmul(one, ways["second"], quant="Q8_0", name="of all")
+    for output in (first, second):
+        actual, _ = run(output, x, stored)
+        expected = reference(output, x, stored)
+        error = ((actual.double() - expected.double()) ** 2).mean()
+        error /= (expected.double() ** 2).mean()
+        assert torch.isfinite(actual).all() and error <= LIMIT[dtype]
+
+
+def _is_torchs(dtype: torch.dtype) -> bool:
+    form = host_form("bf16")
+    return dtype != torch.bfloat16 or form is None or form[0] != "tiles"
 
 
 def test_steps_between_programs_let_go_of_what_they_made_and_may_take_long(
