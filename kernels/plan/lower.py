@@ -1310,8 +1310,8 @@ def _emit_wide_moe(low: Lowering, node: Node, inputs: Operands) -> None:
     read, _, each = _expert_rows(low, node, x, weights)
     blocks = (pairs + (block - 1) * min(experts, pairs)) // block  # at most
     count = blocks * block
-    counts, begins, places, order = (low.room(8 * n) for n in (experts, experts, pairs, count))
-    args: list[Location] = [chosen, pairs, experts, counts, begins, places, order]
+    counts, begins, locations, order = (low.room(8 * n) for n in (experts, experts, pairs, count))
+    args: list[Location] = [chosen, pairs, experts, counts, begins, locations, order]
     low.add(compile_kernel(experts_.emit_sort), args, 1, 1, f"{node.name} sort")
     laid: dict[object, Location] = {}
 
@@ -1341,7 +1341,7 @@ def _emit_wide_moe(low: Lowering, node: Node, inputs: Operands) -> None:
     mixed = multiplied("down", down, gated, ffn, width, False)
     weighted = not routing.on_input
     address = compile_kernel(experts_.emit_mix, name_of(x), name_of(node), weighted, True)
-    args = [mixed, weights, routing.top_k, low.make(node), width, places]
+    args = [mixed, weights, routing.top_k, low.make(node), width, locations]
     low.add(address, args, tokens * -(-width // 256), 4, node.name)
 
 

@@ -122,7 +122,7 @@ class DeltaRuns:
         return c * self.size + i * self.columns + n * LANES
 
     def _rows(self, at: Value, h: Value, stop: Value) -> list[list[Value]]:
-        """Where the keys, then the queries, of a run begin."""
+        """Return where the keys, then the queries, of a run begin."""
         e, g = self.e, h * self.groups // self.heads
         tokens = [e.minimum(at + i, stop - 1) for i in range(RUN)]
         return [
@@ -164,18 +164,18 @@ class DeltaRuns:
                 [("k", i, j) for i, j in BEFORE] + [("q", i, j) for i, j in UP_TO]
             )
         }
-        kept: list[Value] = []
+        decays: list[Value] = []
         since: dict[tuple[int, int], Value] = {}
         for i in range(RUN):
             token, real = e.minimum(at + i, stop - 1) * self.heads + h, at + i < stop
             keep = e.select(real, e.exp(e.load(self.decay, F32, token)), e.f32(1.0))
             e.store(to, e.select(real, e.load(self.beta, F32, token), e.f32(0.0)), STRENGTH + i)
-            kept.append(kept[-1] * keep if kept else keep)
+            decays.append(decays[-1] * keep if decays else keep)
             for j in range(i):
                 since[i, j] = since[i - 1, j] * keep
             since[i, i] = e.f32(1.0)
-            e.store(to, kept[i], KEEP + i)
-            e.store(to, kept[i] * self.scale, SEEN + i)
+            e.store(to, decays[i], KEEP + i)
+            e.store(to, decays[i] * self.scale, SEEN + i)
         for j in range(RUN - 1):
             e.store(to, since[RUN - 1, j], LATER + j)
         for n, (i, j) in enumerate(BEFORE):
@@ -212,8 +212,8 @@ class DeltaRuns:
             keep, strength, seen = factor(KEEP + i), factor(STRENGTH + i), factor(SEEN + i)
             new = []
             for n, mask in enumerate(masks):
-                place = token * self.v_token + h * self.v_head + c + n * LANES
-                value = e.read(self.v, self.v_type, place, LANES, mask)
+                location = token * self.v_token + h * self.v_head + c + n * LANES
+                value = e.read(self.v, self.v_type, location, LANES, mask)
                 value = value - sums[i][n].get() * keep
                 for j in range(i):
                     value = value - factor(OF_KEYS + BEFORE.index((i, j))) * added[j][n]
@@ -225,8 +225,8 @@ class DeltaRuns:
                     share = factor(OF_QUERIES + UP_TO.index((i, j)))
                     result = e.fma(share, added[j][n], result)
                 with e.when(at + i < stop):
-                    place = (token * self.heads + h) * self.count + c + n * LANES
-                    e.write(self.out, "f32", place, result, mask)
+                    location = (token * self.heads + h) * self.count + c + n * LANES
+                    e.write(self.out, "f32", location, result, mask)
         later = [
             [value * factor(LATER + j) if j < RUN - 1 else value for value in values]
             for j, values in enumerate(added)

@@ -151,7 +151,7 @@ def emit_sort(e: Emitter) -> None:
     the pair of each row (int64 [rows]; nothing behind an expert's last pair). Units: 1.
     """
     chosen, pairs, experts = e.arg_ptr(0), e.arg(1), e.arg(2)
-    counts, begins, places, order = (e.arg_ptr(i) for i in range(3, 7))
+    counts, begins, locations, order = (e.arg_ptr(i) for i in range(3, 7))
     with e.loop(e.first, e.last):
         with e.loop(0, experts) as i:
             e.store(counts, e.i64(0), i)
@@ -166,10 +166,10 @@ def emit_sort(e: Emitter) -> None:
         with e.loop(0, pairs) as pair:
             expert = e.load(chosen, I64, pair)
             count = e.load(counts, I64, expert)
-            place = e.load(begins, I64, expert) + count
+            location = e.load(begins, I64, expert) + count
             e.store(counts, count + 1, expert)
-            e.store(places, place, pair)
-            e.store(order, pair, place)
+            e.store(locations, location, pair)
+            e.store(order, pair, location)
 
 
 # Arguments of `emit_lay_rows`
@@ -303,18 +303,18 @@ def emit_heads(e: Emitter, count: int) -> None:
     for i in range(count):
         e.store(own, e.arg(5 + i), i)
     with e.loop(e.first // units, (e.last + units - 1) // units) as head:
-        for step, place in enumerate((0, 4, 8)):
-            e.store(own, e.arg(5 + place) + head * e.arg(2 + step), place)
+        for step, location in enumerate((0, 4, 8)):
+            e.store(own, e.arg(5 + location) + head * e.arg(2 + step), location)
         first = e.maximum(e.first - head * units, 0)
         last = e.minimum(e.last - head * units, units)
         e.call_address(address, own, first, last, e.scratch)
 
 
-def emit_mix(e: Emitter, y: str, out: str, weighted: bool, placed: bool = False) -> None:
+def emit_mix(e: Emitter, y: str, out: str, weighted: bool, located: bool = False) -> None:
     """out[t] = sum over n of weights[t, n] y[t, n], of y[t, n] if it is not `weighted`
 
-    args: y ([T, k, D]), weights (float32 [T, k]), k, out, D; where they are `placed`, the rows that
-    y[t, n] are (int64 [T, k]). Units: T times blocks of 256 values.
+    args: y ([T, k, D]), weights (float32 [T, k]), k, out, D; with `located`, the rows that y[t, n]
+    are (int64 [T, k]). Units: T times blocks of 256 values.
     """
     y_ptr, weights, maximum, out_ptr, size = (
         e.arg_ptr(0),
@@ -333,7 +333,7 @@ def emit_mix(e: Emitter, y: str, out: str, weighted: bool, placed: bool = False)
             sum_.set(0.0)
             with e.loop(0, maximum) as n:
                 row = t * maximum + n
-                row = e.load(e.arg_ptr(5), I64, row) if placed else row
+                row = e.load(e.arg_ptr(5), I64, row) if located else row
                 value = e.read(y_ptr, y, row * size + c, LANES, mask)
                 if weighted:
                     weight = e.load(weights, F32, t * maximum + n).splat(LANES)

@@ -12,7 +12,7 @@ from mtmd.kernels.cpu.tiled import few_rows, product
 from mtmd.kernels.cpu.tiled.cpu import GENERIC, host_form, second_cache
 
 SIZES = {"f32": 4, "bf16": 2}
-Place = int | Pointer
+Location = int | Pointer
 MAX_ROWS = 16  # of a product by rows, where the CPU has no tiles
 
 
@@ -74,14 +74,14 @@ class Forms:
         return -(-self.outer // self.panel)
 
     def multiplying(
-        self, weight: Place, out: Place, laid: Place, plain: Place, plain_bytes: int
-    ) -> list[Place]:
+        self, weight: Location, out: Location, laid: Location, plain: Location, plain_bytes: int
+    ) -> list[Location]:
         """Return the arguments of `emit_grouped` from FEW on: rows laid out at `laid`, as they are
         stored at `plain`, 16 in `plain_bytes`.
         """
         row, prepare = products.row_bytes(self.kind, self.width), self.by_rows[0].prepare
         stride = self.width if prepare is None else prepare.bytes(self.width)
-        args: list[Place] = [self.few, self.medium, self.units, self.panel, self.outer]
+        args: list[Location] = [self.few, self.medium, self.units, self.panel, self.outer]
         args += [weight, self.outer * row, row, out, self.outer * SIZES[self.x], self.width]
         args += [laid, self.block_bytes, stride, plain, plain_bytes]
         args += [kernel.address for kernel in self.by_rows]
