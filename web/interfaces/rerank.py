@@ -17,7 +17,7 @@ from mtmd import ContextError, PromptError, Ranking
 from mtmd.web.answering.answer import Answering
 from mtmd.web.answering.request import Piece
 from mtmd.web.auth import owner
-from mtmd.web.errors import ApiError
+from mtmd.web.errors import ApiError, ContextApiError
 from mtmd.web.intake.body import json_body
 from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.intake.media import Reference, Shown
@@ -169,12 +169,14 @@ def _located(name: str) -> Iterator[None]:
     """Names the document of the request, as it calls it, in an error about one."""
     try:
         yield
-    except ContextError:  # which has a form of its own
-        raise
     except PromptError as error:
         match = _LOCATION.match(str(error))
         if match is None:
             raise
         where = match[1] if match[2] is None else f"{name}[{match[2]}]"
-        message = f"{where}: {str(error)[match.end() :]}"
-        raise ApiError(400, message, param=where) from error
+        if not isinstance(error, ContextError):
+            message = f"{where}: {str(error)[match.end() :]}"
+            raise ApiError(400, message, param=where) from error
+        refused = ContextApiError(error)
+        refused.message, refused.param = f"{where}: {refused.message}", where
+        raise refused from error
