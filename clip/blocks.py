@@ -334,18 +334,26 @@ def swiglu(x: Node, at: str, w: Weights) -> Node:
 
 
 def _projections(
-    x: Node, at: str, w: Weights, *, fused: bool, bias: bool, key_bias: bool = True
+    x: Node,
+    at: str,
+    w: Weights,
+    *,
+    fused: bool,
+    bias: bool,
+    key_bias: bool = True,
+    kv: int | None = None,
 ) -> list[Node]:
-    """Queries, keys and values [B, P, C] each."""
+    """Queries [B, P, C], keys and values, [B, P, C] or, where they have `kv` numbers, [B, P, kv]"""
     names = [f"{at}.attn_{part}" for part in "qkv"]
     if not fused:
         biases = (bias, bias and key_bias, bias)
         return [w.linear(x, name, bias=b) for name, b in zip(names, biases, strict=True)]
-    qkv, width = w.linear(x, f"{at}.attn_qkv", bias=bias), x.shape[2]
-    return [
-        ops.columns(qkv, start=i * width, stop=(i + 1) * width, name=name)
-        for i, name in enumerate(names)
-    ]
+    qkv, start, parts = w.linear(x, f"{at}.attn_qkv", bias=bias), 0, []
+    kv = x.shape[2] if kv is None else kv
+    for name, width in zip(names, (x.shape[2], kv, kv), strict=True):
+        parts.append(ops.columns(qkv, start=start, stop=start + width, name=name))
+        start += width
+    return parts
 
 
 def mlp(x: Node, at: str, gelu: str, w: Weights) -> Node:
@@ -430,6 +438,7 @@ def rotary_attention(
     *,
     heads: int,
     angles: Node,
+    groups: int | None = None,
     bounds: Node | None = None,
     fused: bool = False,
     bias: bool = True,
@@ -439,12 +448,15 @@ def rotary_attention(
 ) -> Node:
     """Attention with rotary positions          x [B, P, C], angles [P, 2, K / 2] -> [B, P, C]
 
+    `groups` of heads share keys and values, as many as there are heads unless said otherwise.
     `fused`: queries, keys and values have one matrix. `bias` is theirs, `out_bias` the output's.
     `norm_eps`: each head's queries and keys are normed before they turn. `pairs` as `rope` has
     them.
     """
-    parts = _projections(x, at, w, fused=fused, bias=bias)
-    q, k, v = (split_heads(part, heads, part.name) for part in parts)
+    groups = groups or heads
+    parts = _projections(x, at, w, fused=fused, bias=bias, kv=x.shape[2] // heads * groups)
+    counts = (heads, groups, groups)
+    q, k, v = (split_heads(part, n, part.name) for part, n in zip(parts, counts, strict=True))
     if norm_eps is not None:
         q = w.rms_norm(q, f"{at}.attn_q_norm", norm_eps)
         k = w.rms_norm(k, f"{at}.attn_k_norm", norm_eps)

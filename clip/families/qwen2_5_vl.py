@@ -1,5 +1,6 @@
 """Qwen2.5-VL's vision tower: Qwen2-VL's with RMS norms, gated SiLU, and windows in which most
-layers attend (arXiv:2502.13923). Qwen2.5-Omni's eyes (arXiv:2503.20215) are the same.
+layers attend (arXiv:2502.13923). Qwen2.5-Omni's eyes (arXiv:2503.20215) are the same, those of
+EXAONE 4.5 but for keys and values that heads share.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from mtmd.kernels.plan.flash_choice import AttentionForm
 
 EPS = 1e-6  # of every norm; the settings do not say
 OMNI = "qwen2_5_omni_thinker"
+PLAIN = "exaone4_5"
 # A voice, and a table that even the authors' code leaves unused
 OTHER_PARTS = (
     r"(thinker\.)?audio_tower\.audio_bos_eos_token\.weight",
@@ -57,6 +59,7 @@ class Qwen25Vision:
     width: int
     ffn: int
     heads: int
+    groups: int  # of heads that share keys and values, which then have one matrix with the queries
     text_width: int
     full: frozenset[int]
     window: int
@@ -65,6 +68,7 @@ class Qwen25Vision:
     video: PairedFrames
     marks: Marks
     hears: bool  # whether it is a part of Qwen2.5-Omni, with ears, and a voice that is not read
+    plain: bool  # whether it is EXAONE 4.5's, whose tokens have plain positions
 
     bidirectional = False
     separator = None
@@ -96,7 +100,11 @@ class Qwen25Vision:
         }
         for layer in range(self.layers):
             at, block = f"v.blk.{layer}", f"blocks.{layer}"
-            parameters |= qkv_parameters(at, width, f"{block}.attn.qkv", _names)
+            if self.plain:
+                rows = width + 2 * self.groups * (width // self.heads)
+                matrices[f"{at}.attn_qkv"] = (f"{block}.attn.qkv", (rows, width))
+            else:
+                parameters |= qkv_parameters(at, width, f"{block}.attn.qkv", _names)
             norms |= {f"{at}.ln1": f"{block}.norm1", f"{at}.ln2": f"{block}.norm2"}
             matrices |= {
                 f"{at}.attn_out": (f"{block}.attn.proj", (width, width)),
@@ -179,7 +187,17 @@ class Qwen25Vision:
     ) -> Node:
         at = f"v.blk.{layer}"
         y = w.rms_norm(x, f"{at}.ln1", EPS)
-        y = rotary_attention(y, at, w, attention, heads=self.heads, angles=angles, bounds=bounds)
+        y = rotary_attention(
+            y,
+            at,
+            w,
+            attention,
+            heads=self.heads,
+            groups=self.groups,
+            angles=angles,
+            bounds=bounds,
+            fused=self.plain,
+        )
         x = ops.add(y, x, name=f"{at}.attn_residual")
         y = w.rms_norm(x, f"{at}.ln2", EPS)
         y = ops.silu_mul(
@@ -253,8 +271,15 @@ def to_gguf(family: Qwen25Vision) -> GgufTower:
         patch=family.resolution.patch,
         text_width=family.text_width,
     )
+    if family.plain:
+        resolution = family.resolution
+        keys |= {
+            "vision.attention.head_count_kv": family.groups,
+            "vision.image_min_pixels": resolution.minimum,
+            "vision.image_max_pixels": resolution.maximum,
+        }
     return GgufTower(
-        "qwen2.5o" if family.hears else "qwen2.5vl_merger",
+        PLAIN if family.plain else "qwen2.5o" if family.hears else "qwen2.5vl_merger",
         keys
         | {
             "use_silu": True,
@@ -274,6 +299,7 @@ def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], d
     vision = {
         "depth": layers,
         "num_heads": plain["num_attention_heads"],
+        "num_key_value_heads": keys.get("vision.attention.head_count_kv", None),
         "out_hidden_size": keys.get("vision.projection_dim", None),
         "fullatt_block_indexes": list(range(every - 1, layers, every)),
         "window_size": keys.get("vision.window_size", None),
@@ -284,7 +310,8 @@ def from_gguf(keys: Settings, names: Collection[str]) -> tuple[dict[str, Any], d
         },
     }
     image = gguf_dynamic(keys) | {"tokens": marks_of_template(keys.get("chat_template", ""))}
-    kind = OMNI if keys.get("projector_type", "") == "qwen2.5o" else "qwen2_5_vl"
+    projector = keys.get("projector_type", "")
+    kind = {PLAIN: PLAIN, "qwen2.5o": OMNI}.get(projector, "qwen2_5_vl")
     return {"model_type": kind, "vision_config": vision}, image
 
 
@@ -293,8 +320,10 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
     ModelError where a value cannot be followed.
     """
     c = top.part("vision_config")
-    hears = top.get("model_type", "") == OMNI
-    marks = read_marks(image, CAPITALS if hears else Marks())
+    kind = top.get("model_type", "")
+    hears, plain = kind == OMNI, kind == PLAIN
+    usual = Marks(around=("<vision>", "</vision>")) if plain else Marks()
+    marks = read_marks(image, CAPITALS if hears else usual)
     for key, value in (("hidden_act", "silu"), ("in_channels", 3), ("temporal_patch_size", 2)):
         c.choice(key, (value,), value)
     width, heads = (
@@ -302,7 +331,12 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
         c.count("num_heads", 16, maximum=MAX_HEADS),
     )
     patch, merge = c.count("patch_size", 14), c.count("spatial_merge_size", 2)
-    resolution = read_dynamic(image, patch, merge)
+    groups = c.count("num_key_value_heads", 8, maximum=MAX_HEADS) if plain else heads
+    if heads % groups:
+        raise ModelError(
+            f"{c.where}: {heads} heads in {groups} groups; expected groups that divide the heads"
+        )
+    resolution = read_dynamic(image, patch, merge, on_grid=not plain)
     if (window := c.count("window_size", 112)) < resolution.factor:
         raise ModelError(
             f"{c.where}: window_size is {window}, expected at least the {resolution.factor} pixels "
@@ -318,6 +352,7 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
         width=width,
         ffn=c.count("intermediate_size", 3420, maximum=MAX_WIDTH),
         heads=heads,
+        groups=groups,
         text_width=c.count("out_hidden_size", 3584, maximum=MAX_WIDTH),
         full=frozenset(full),
         window=window // resolution.factor,
@@ -328,7 +363,9 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
             patch=patch,
             merge=merge,
             token=marks.video,
-            clock=Seconds(
+            clock=None
+            if plain
+            else Seconds(
                 top.number("position_id_per_seconds", 25)
                 if hears
                 else c.number("tokens_per_second", 4)
@@ -339,6 +376,7 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
         ),
         marks=marks,
         hears=hears,
+        plain=plain,
     )
 
 

@@ -130,6 +130,8 @@ class PairedFrames:
     write: Write
     clock: Clock | None = None
     sound: SoundOrder | None = None
+    on_grid: bool = True
+    """Whether a token's position is its row and column."""
 
     def shape(
         self, width: int, height: int, frames: int, budget: Budget = DEFAULT_BUDGET
@@ -156,7 +158,11 @@ class PairedFrames:
         tile = tile_of_frames(frames, shape)
         grid = shape.size[1] // self.factor, shape.size[0] // self.factor
         return ImagePlan(
-            (tile,), (shape.size,), shape.tokens, grids=(grid,), normalize=self.normalize
+            (tile,),
+            (shape.size,),
+            shape.tokens,
+            grids=(grid,) if self.on_grid else (),
+            normalize=self.normalize,
         )
 
     def pixels(self, tile: np.ndarray) -> np.ndarray:
@@ -226,14 +232,14 @@ def read_each_frame(
     patch: int,
     merge: int,
     token: str,
-    clock: Clock,
+    clock: Clock | None,
     limits: tuple[int, int] | None = None,
     sound: SoundOrder | None = None,
 ) -> PairedFrames:
-    """Pairs within limits of pixels for each frame, in one run of tokens whose time is a position
-    (transformers' Qwen2VLVideoProcessor). Its settings need not say how many frames a second are
-    taken: then it is what the authors' own tool takes. `limits` of pixels, where whatever the
-    settings say does not count.
+    """Pairs within limits of pixels for each frame, in one run of tokens whose time is a position,
+    or, without a `clock`, whose positions are plain (transformers' Qwen2VLVideoProcessor). Its
+    settings need not say how many frames a second are taken: then it is what the authors' own tool
+    takes. `limits` of pixels, where whatever the settings say does not count.
     """
     factor, normalize, resample = read_pairs(video, patch=patch, merge=merge)
     if limits is None:
@@ -255,4 +261,5 @@ def read_each_frame(
         write=Run(token),
         clock=clock,
         sound=sound,
+        on_grid=clock is not None,
     )

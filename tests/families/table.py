@@ -27,6 +27,8 @@ MODULES = (
     "phi",
     "qwen_omni",
     "phi3",
+    "exaone4",
+    "exaone4_5",
     "lfm2_vl",
     "pixtral",
     "lighton_ocr",

@@ -128,6 +128,15 @@ for case in (
         published_positions=True,
     ),
     VideoCase(
+        "exaone4_5",
+        "4 heads on 2, windows of 2x2 tokens",
+        "qwen2_vl",
+        "Qwen2VLVideoProcessor",
+        {"patch_size": 14, "min_pixels": 28 * 28 * 2, "max_pixels": 28 * 28 * 30},
+        pairs,
+        "<|video_pad|>",
+    ),
+    VideoCase(
         "qwen2_vl",
         "qwen2.5-vl, windows of 2x2 merged patches",
         "qwen2_vl",

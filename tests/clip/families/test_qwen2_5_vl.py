@@ -148,7 +148,10 @@ def test_windows_count_what_they_see() -> None:
 def test_the_golden_gguf_says_what_its_config_says() -> None:
     file, folder = GgufFile(GOLDEN / "mmproj-BF16.gguf"), GOLDEN / "hf"
     actual: Any = gguf_vision_family(
-        "qwen2.5vl_merger", file.metadata, frozenset(file.names()), "mmproj"
+        "qwen2.5vl_merger",
+        file.metadata,
+        {name: file.meta(name)[0] for name in file.names()},
+        "mmproj",
     )
     config, image = (
         Settings(json.loads((folder / name).read_text()), name)

@@ -100,7 +100,7 @@ def test_a_gguf_of_the_old_one() -> None:
         "clip.vision.image_mean": [0.5, 0.5, 0.5],
         "clip.vision.image_std": [0.25, 0.25, 0.25],
     }
-    result: Any = gguf_vision_family("qwen2vl_merger", keys, frozenset(), "x.gguf")
+    result: Any = gguf_vision_family("qwen2vl_merger", keys, {}, "x.gguf")
     assert (
         result.layers,
         result.width,

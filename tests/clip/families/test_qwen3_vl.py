@@ -165,7 +165,7 @@ def test_budgets_and_the_prompt() -> None:
 def test_a_gguf_says_what_its_config_says(name: str) -> None:
     file = GgufFile(GOLDEN / name / "mmproj-BF16.gguf")
     actual = gguf_vision_family(
-        "qwen3vl_merger", file.metadata, frozenset(file.names()), "mmproj.gguf"
+        "qwen3vl_merger", file.metadata, {n: file.meta(n)[0] for n in file.names()}, "mmproj.gguf"
     )
     config, image = (
         json.loads((GOLDEN / name / "hf" / part).read_text())
