@@ -78,6 +78,24 @@ def test_towers_that_cannot_be(case: str) -> None:
         read(**values)
 
 
+def test_heads_that_share_keys_and_values() -> None:
+    """EXAONE 4.5's, by transformers' defaults, and what cannot be."""
+    from transformers import Exaone4_5_Config
+
+    def of(**vision: Any) -> qwen2_5_vl.Qwen25Vision:
+        config = {"model_type": "exaone4_5", "vision_config": vision}
+        return qwen2_5_vl.read(Settings(config, "config.json"), Settings({}, "image"))
+
+    c = Exaone4_5_Config().vision_config
+    ours = of()
+    assert (ours.heads, ours.groups) == (c.num_heads, c.num_key_value_heads)
+    rows = c.hidden_size + 2 * c.num_key_value_heads * (c.hidden_size // c.num_heads)
+    assert ours.parameters()["v.blk.0.attn_qkv.weight"].shape == (rows, c.hidden_size)
+    assert not ours.resolution.on_grid and ours.video.clock is None
+    with pytest.raises(ModelError, match="16 heads in 3 groups; expected groups that divide"):
+        of(num_key_value_heads=3)
+
+
 def test_parameters() -> None:
     """Gated, and with norms that have no bias."""
     result = read(depth=1).parameters()
