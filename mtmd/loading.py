@@ -61,14 +61,15 @@ def load_alongside(
     model: str | PathLike[str] | None = None,
     *,
     progress: bool = False,
+    answers: bool = True,
     **chosen: Unpack[LoadKeywords],
 ) -> Model:
     """Do what `load` does, where memory that is taken now may be given back before the weights are
-    read, as by other models.
+    read, as by other models. `answers`: as of `open_checkpoint`.
     """
     settings = options(LoadOptions, chosen)
     with made_on_the_host():
-        checkpoint, name = find_checkpoint(model, settings, progress)
+        checkpoint, name = find_checkpoint(model, settings, progress, answers=answers)
         return Model(checkpoint, settings, name=name)
 
 

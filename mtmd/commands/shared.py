@@ -388,10 +388,13 @@ def check_loading(args: argparse.Namespace) -> bool:
     return is_here
 
 
-def load_from(args: argparse.Namespace, parallel: int | None = None) -> Any:
+def load_from(
+    args: argparse.Namespace, parallel: int | None = None, *, answers: bool = True
+) -> Any:
     """Load the model that the options name. `parallel` is the number of answers at once of a
-    command without that option, None for the default: memory holds a full cache for each. Raises
-    MtmdError; for what `check_loading` sees at once, before torch is imported.
+    command without that option, None for the default: memory holds a full cache for each.
+    `answers` as of `open_checkpoint`. Raises MtmdError; for what `check_loading` sees at once,
+    before torch is imported.
     """
     if parallel is not None:
         args.parallel = parallel
@@ -400,11 +403,17 @@ def load_from(args: argparse.Namespace, parallel: int | None = None) -> Any:
     is_here = check_loading(args)
     shown = "the demo model" if is_demo(args.model) else args.model
     with without_collections(), loading(shown) as status:
-        from mtmd.loading import load
+        from mtmd.loading import load, load_alongside
 
         if not is_here:
             status.clear()  # the hub's own bars come in its place
-        model = load(args.model, progress=sys.stderr.isatty(), **options_in(args, LoadOptions))
+        chosen = options_in(args, LoadOptions)
+        if answers:
+            model = load(args.model, progress=sys.stderr.isatty(), **chosen)
+        else:
+            model = load_alongside(
+                args.model, progress=sys.stderr.isatty(), answers=False, **chosen
+            )
     settle_threads(args.threads, [model])
     return model
 

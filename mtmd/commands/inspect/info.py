@@ -30,7 +30,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    model = load_from(args)
+    model = load_from(args, answers=False)
     from mtmd.inspect.info import model_info
     from mtmd.inspect.info_text import render
 

@@ -229,6 +229,8 @@ def test_the_command_line(
     )
     ranked = [one["score"] for one in shown["results"]]
     assert ranked == sorted(ranked, reverse=True)
+    shown = mtmd("info", str(oracle.folder))
+    assert shown.code == 0 and "qwen3_vl" in shown.out
     missing = str(tmp_path / "missing.txt")
     query = ("rerank", "--query-image", str(tmp_path / "shown.png"), missing)
     lines = io.TextIOWrapper(io.BytesIO(b"a square\n\na circle\n"))
