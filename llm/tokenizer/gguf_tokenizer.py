@@ -275,9 +275,9 @@ def _merges_from_scores(
 def _add_tokens(inner: tokenizers.Tokenizer, vocabulary: Vocabulary, ids: dict[str, int]) -> None:
     """Control and user-defined tokens are found in the text before all else."""
     types, added = vocabulary.types, (CONTROL, UNKNOWN, USER_DEFINED)
-    found = [(text, types[i]) for text, i in ids.items() if types[i] in added and text]
+    special = [(text, types[i]) for text, i in ids.items() if types[i] in added and text]
     inner.add_tokens(
-        [AddedToken(text, normalized=False, special=kind != USER_DEFINED) for text, kind in found]
+        [AddedToken(text, normalized=False, special=kind != USER_DEFINED) for text, kind in special]
     )
 
 

@@ -66,3 +66,17 @@ def write_atomically(file: Path, content: bytes) -> None:
             with suppress(OSError):
                 Path(name).unlink()
             raise
+
+
+def remove_oldest(folder: Path, pattern: str, limit: int) -> None:
+    """Keep at most `limit` files of a cache: of more, the half that was used last stays. What
+    cannot be removed stays as well.
+    """
+    files = []
+    for file in folder.glob(pattern):
+        with suppress(OSError):  # another process has removed it
+            files.append((file.stat().st_mtime, file))
+    if len(files) > limit:
+        for _, file in sorted(files, reverse=True)[limit // 2 :]:
+            with suppress(OSError):
+                file.unlink()

@@ -9,10 +9,11 @@ start together cannot read halves; one that is damaged is compiled anew.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,7 +24,7 @@ import llvmlite
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from mtmd.base.files import cache_folder, write_atomically
+from mtmd.base.files import cache_folder, remove_oldest, write_atomically
 from mtmd.base.heartbeat import beat
 from mtmd.kernels.cpu.native.emit import I64, PTR, Emitter
 from mtmd.kernels.resources.compiled import note_compiled
@@ -35,6 +36,9 @@ SOURCES = (
     "cpu/tiled",
     "quantization",
 )  # whose text decides what a kernel is
+
+
+FILES_MAX = 4096  # in the cache, 30 MB: some models, of some versions, on some CPUs
 
 
 @dataclass
@@ -119,6 +123,8 @@ class Compiler:
             self.stats.compile_ms += took_ms
             note_compiled(took_ms)
             if file:
+                if self.stats.kernels == self.stats.from_cache:  # the first that is written
+                    remove_oldest(file.parent, "*.o", FILES_MAX)
                 write_atomically(file, code + hashlib.sha256(code).digest())
         else:
             self.stats.from_cache += 1
@@ -225,5 +231,7 @@ def _read(file: Path) -> bytes | None:
         data = file.read_bytes()
     except OSError:
         return None
+    with suppress(OSError):
+        os.utime(file)  # it was used now: the oldest are removed
     code, digest = data[:-32], data[-32:]
     return code if code and hashlib.sha256(code).digest() == digest else None

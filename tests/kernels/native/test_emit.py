@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -247,3 +248,21 @@ def test_constants_are_written_once() -> None:
     e.store(e.arg_ptr(0), e.load(e.arg_ptr(1), lanes) * 2.0 + 1.0)
     text = e.finish()
     assert "shufflevector" not in text and "insertelement" not in text
+
+
+def test_the_cache_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of kernels that nothing uses any more go when another is compiled."""
+    from mtmd.kernels.cpu.native.rows import emit_store
+
+    monkeypatch.setattr(compile, "FILES_MAX", 4)
+    for number in range(6):
+        (tmp_path / f"{number}.o").write_bytes(b"")
+        os.utime(tmp_path / f"{number}.o", (number, number))
+    used, unused = Compiler(folder=tmp_path), Compiler(folder=tmp_path)
+    used.kernel(emit_store, "f32", "f32", 2)
+    assert {"4.o", "5.o"} < {file.name for file in tmp_path.iterdir()}
+    assert len(list(tmp_path.iterdir())) == 3 and used.stats.from_cache == 0
+    (file,) = set(tmp_path.glob("*.o")) - {tmp_path / "4.o", tmp_path / "5.o"}
+    os.utime(file, (1, 1))
+    unused.kernel(emit_store, "f32", "f32", 2)
+    assert unused.stats.from_cache == 1 and file.stat().st_mtime > 1, "used last"
