@@ -81,8 +81,8 @@ def workspace(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> int:
 
     if rows < product.HALF:
         copied += 4 * product.HALF * (width + outer)
-        return copied + many_rows.workspace(product.HALF, width, outer, torch.float32)
-    return copied + many_rows.workspace(rows, width, outer, x.dtype)
+        return copied + many_rows.workspace(quant, product.HALF, width, outer, torch.float32)
+    return copied + many_rows.workspace(quant, rows, width, outer, x.dtype)
 
 
 def _by_product(rows: int, width: int, quant: str) -> bool:

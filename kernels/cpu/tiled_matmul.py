@@ -60,7 +60,7 @@ def workspace(
     from mtmd.kernels.cpu.tiled import many_rows
 
     width = x.shape[-1]
-    return many_rows.workspace(x.count // width, width, w.shape[0], x.dtype)
+    return many_rows.workspace("BF16", x.count // width, width, w.shape[0], x.dtype)
 
 
 def how(*types: Type | None, **attrs: object) -> str:  # noqa: ARG001

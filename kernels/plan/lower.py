@@ -35,7 +35,7 @@ from mtmd.kernels.cpu.native.compile import compile_kernel, compiler, not_compil
 from mtmd.kernels.cpu.native.decode import rows_of
 from mtmd.kernels.cpu.native.pool import shared_pool
 from mtmd.kernels.cpu.native.program import Instruction, Pointer, Program, scratch_bytes
-from mtmd.kernels.cpu.tiled import expert_rows, few_rows, many_rows
+from mtmd.kernels.cpu.tiled import expert_rows, few_rows, many_rows, words
 from mtmd.kernels.cpu.tiled.activation import emit_activation
 from mtmd.kernels.cpu.tiled.codes import FORMS
 from mtmd.kernels.cpu.tiled.cpu import host_form
@@ -187,7 +187,7 @@ class Lowering:
             s.node.op == "matmul" and rows_of_product(s.inputs) > MAX_ROWS for s in steps
         )
         self.rules = {**RULES, **WIDE} if self.wide else RULES
-        self._prepared: dict[tuple[Location, int, str], Location] = {}
+        self._prepared: dict[tuple[Location, int, int, str], Location] = {}
 
     def run(self) -> Lowered:
         self._choose()
@@ -418,16 +418,18 @@ class Lowering:
     def prepared_at(
         self, location: Location, count: int, width: int, how: products.Preparation, name: str
     ) -> Location:
-        key = location, width, how.name
+        key = location, count, width, how.name
         if key not in self._prepared:
             self._prepared[key] = to = self.room(count * how.bytes(width))
             self.add(how.address, [location, width, to, width], count, 1, f"{name} prepared")
         return self._prepared[key]
 
-    def tiled(self, x: Node, count: int, width: int, how: few_rows.Kernel) -> Location:
-        """Prepare operands as `prepared` does, for products by tiles: all rows together."""
+    def tiled(
+        self, x: Node, count: int, width: int, how: few_rows.Kernel | words.Prepared
+    ) -> Location:
+        """Prepare operands as `prepared` does, for products that read all rows together."""
         location = self.location(x)
-        key = location, width, how.name
+        key = location, count, width, how.name
         if key not in self._prepared:
             self._prepared[key] = to = self.room(how.bytes(count, width))
             args = [location, width, to, width, count]
@@ -1254,12 +1256,21 @@ def _emit_wide_matmul(low: Lowering, node: Node, inputs: Operands) -> None:
     user, addend = low.addend(node)
     biased = None if bias is None else name_of(bias)
     made = many_rows.call(kind, m, width, n, name_of(x), biased, addend is not None, share=SHARE)
-    args: list[Location] = [low.location(x), width, m, width, low.location(w)]
+    args: list[Location] = [*_operand(low, x, m, width, made), m, width, low.location(w)]
     args += [products.row_bytes(kind, width), n, low.location(bias) if bias is not None else 0]
     args += [low.make(user or node), n, *made.sizes]
     args += [low.location(addend)] if addend is not None else []
     low.scratch = max(low.scratch, made.scratch)
     low.add(made.address, args, made.units, 1, node.name)
+
+
+def _operand(
+    low: Lowering, x: Node, m: int, width: int, made: many_rows.Call
+) -> tuple[Location, int]:
+    """x as a product of many rows reads it, and the stride of its rows."""
+    if made.prepared is None:
+        return low.location(x), width
+    return low.tiled(x, m, width, made.prepared), 0
 
 
 def _is_by_panels(node: Node, inputs: Operands) -> bool:
@@ -1278,7 +1289,7 @@ def _emit_gated(low: Lowering, node: Node, inputs: Operands) -> None:
     m, n, width, kind = node.type.count // w.shape[0], w.shape[0], x.shape[-1], _kind(gate, w)
     how = node.attrs.get("approximate", "silu")
     made = many_rows.call(kind, m, width, 2 * n, name_of(x), None, gated=how, share=SHARE)
-    args: list[Location] = [low.location(x), width, m, width, low.location(w)]
+    args: list[Location] = [*_operand(low, x, m, width, made), m, width, low.location(w)]
     args += [products.row_bytes(kind, width), 2 * n, 0, low.make(node), n, *made.sizes]
     args.append(low.location(other))
     low.scratch = max(low.scratch, made.scratch)
@@ -1361,7 +1372,7 @@ def _emit_wide_heads(low: Lowering, node: Node, inputs: Operands) -> None:
         _emit_heads(low, node, inputs)
         return
     (tokens, _, width), (heads, n, _), kind = x.shape, w.shape, _kind(node, w)
-    made = many_rows.call(kind, tokens, width, n, name_of(x), None, share=SHARE)
+    made = many_rows.call(kind, tokens, width, n, name_of(x), None, share=SHARE, as_stored=True)
     row, (token, head, _), size = products.row_bytes(kind, width), x.type.strides, x.dtype.itemsize
     args: list[Location] = [made.address, made.units, head * size * (x.shape[1] > 1), n * row]
     args += [n * size, low.location(x), token, tokens, width, low.location(w), row, n, 0]

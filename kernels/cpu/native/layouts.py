@@ -160,7 +160,7 @@ def _chunk(
     scales, whole = [], []
     each = layout.group // RUN
     for first in range(0, len(runs), each):
-        s, integers = _quantized(e, runs[first : first + each], layout.limit)
+        s, integers = quantized(e, runs[first : first + each], layout.limit)
         scales.append(s)
         whole += integers
     vectors = [_gathered(whole, pieces) for pieces in layout.vectors]
@@ -185,7 +185,7 @@ def _chunk(
             e.store(extra, _run_sums(e, layout, whole).sitofp() * scale, align=64)
 
 
-def _quantized(e: Emitter, runs: list[Value], limit: int) -> tuple[Value, list[Value]]:
+def quantized(e: Emitter, runs: list[Value], limit: int) -> tuple[Value, list[Value]]:
     """The scale of a group and its integers. A group with NaN or infinities has such a scale."""
     bits = [run.bits(vec(I32, RUN)) & 0x7FFFFFFF for run in runs]
     largest = bits[0]

@@ -48,7 +48,7 @@ class Form:
     Blocks of 256 have `scales(e, block)`: float32 [8 * groups], and minima. Small ones have
     `head(e, block, run, group)`, an int32, and `numbers`, which makes float32 of many of them: a
     scale, and a minimum. `floats`: the numbers themselves, float32 [16] twice, where bfloat16 does
-    not hold them.
+    not hold them. `integers`: numbers without their scale are whole ones.
     """
 
     codes: Callable[[Emitter, Value, Value], Value]
@@ -59,6 +59,7 @@ class Form:
     minimum: bool = False
     groups: int = 1  # of a run
     floats: Callable[[Emitter, Value, Value], Sequence[Value]] | None = None
+    integers: bool = True
 
 
 def read_scales(
@@ -176,6 +177,7 @@ def _table4(values: Sequence[float]) -> Form:
         head=_word,
         numbers=lambda heads: [header(heads)[0]],
         floats=floats,
+        integers=False,
     )
 
 
@@ -363,7 +365,13 @@ FORMS = MappingProxyType(
             numbers=header,
             minimum=True,
         ),
-        "F8_64": Form(_f8, 0.0, head=_word, numbers=lambda heads: [header(heads)[0] * HALVES_LESS]),
+        "F8_64": Form(
+            _f8,
+            0.0,
+            head=_word,
+            numbers=lambda heads: [header(heads)[0] * HALVES_LESS],
+            integers=False,
+        ),
         "NF4_64": _table4(NF4_VALUES),
         "FP4_64": _table4(BNB_FP4_VALUES),
         "Q2_K": Form(

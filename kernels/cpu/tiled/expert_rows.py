@@ -96,11 +96,11 @@ def forms(kind: str, width: int, outer: int, x: str, rows: int) -> Forms:
         few, medium = few_rows.FEWEST - 1, few_rows.limit(kind)
         tiles = few_rows.product(kind, x)
     form = host_form(x) or GENERIC
-    item = product.item_of(form)
-    panel = product.panel_of(outer, width, 1, item, 3 * second_cache() // 8)
-    results, rest, scratch = product.locations(width, panel, item)
+    step, block = product.step_of(kind, form), product.block_of(width, product.item_of(form))
+    panel = product.panel_of(outer, width, 1, step, 3 * second_cache() // 8)
+    results, rest, scratch = product.locations(kind, form, width, panel)
     run = -(-rows // product.STEP) * product.STEP
-    sizes = run, results, rest, product.block_of(width, item)
+    sizes = run, results, rest, block
     address = compile_kernel(product.emit_product, kind, form, x, x)
     scratch = max(
         scratch,

@@ -7,24 +7,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtmd.kernels.cpu.native.compile import compile_kernel
+from mtmd.kernels.cpu.native.compile import compile_kernel, compiler
 from mtmd.kernels.cpu.native.products import row_bytes
 from mtmd.kernels.cpu.tiled import product, team
 from mtmd.kernels.cpu.tiled.cpu import GENERIC, host_form, second_cache
+from mtmd.kernels.cpu.tiled.words import Prepared, in_words, prepared, takes, words_bytes
 
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 SHARE = 1 << 25  # products that a thread needs to have to be waited for: 50 us and more
+LAID_OUT = 16  # rows of x that a thread prepares at a time
 RUN = 256  # rows of x that are worth laying a panel out for once more, to share work better
 
 
 @dataclass(frozen=True)
 class Call:
-    """A product as a kernel with its units: `sizes` are its arguments behind the pointers."""
+    """A product as a kernel with its units: `sizes` are its arguments behind the pointers.
+    `prepared`: it reads x as that lays it out.
+    """
 
     address: int
     sizes: tuple[int, ...]
     units: int
     scratch: int
+    prepared: Prepared | None = None
 
 
 def call(
@@ -37,19 +42,26 @@ def call(
     add: bool = False,
     gated: str | None = None,
     share: int | None = None,
+    as_stored: bool = False,
 ) -> Call:
     """The product of x [rows, width] with `columns` rows of a weight; types are named as in
     `emit_product`. `share`: products that a thread needs to have,
-    `SHARE` unless said otherwise.
+    `SHARE` unless said otherwise. `as_stored`: in a form that reads x as it lies.
     """
-    form = host_form(x) or GENERIC
-    item = product.item_of(form)
-    panel, run, units = _shares(rows, width, columns, item, SHARE if share is None else share)
-    results, rest, scratch = product.locations(width, panel, item)
-    sizes = panel, run, -(-rows // run), results, rest, product.block_of(width, item)
+    form = host_form(x) or GENERIC if as_stored else form_of(kind, x)
+    step, block = product.step_of(kind, form), product.block_of(width, product.item_of(form))
+    panel, run, units = _shares(rows, width, columns, step, SHARE if share is None else share)
+    results, rest, scratch = product.locations(kind, form, width, panel)
+    sizes = panel, run, -(-rows // run), results, rest, block
     more = (add, gated) if add or gated else ()
     address = compile_kernel(product.emit_product, kind, form, x, bias or x, *more)
-    return Call(address, sizes, units, scratch)
+    return Call(address, sizes, units, scratch, prepared(x) if form[0] == "words" else None)
+
+
+def form_of(kind: str, x: str) -> product.Form:
+    """Return the form of products of a type of weight and of x."""
+    form = host_form(x) or GENERIC
+    return in_words(form, compiler().cpu) if takes(kind) else form
 
 
 def multiply(kind: str, x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -59,22 +71,28 @@ def multiply(kind: str, x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) 
     (rows, width), columns = x.shape, len(w)
     biased = None if bias is None else TYPES[bias.dtype]
     made = call(kind, rows, width, columns, TYPES[x.dtype], biased)
-    args = [x.data_ptr(), width, rows, width, w.data_ptr(), row_bytes(kind, width), columns]
+    here, stride = x.data_ptr(), width
+    if made.prepared is not None:
+        memory = torch.empty(made.prepared.bytes(rows, width) + team.ALIGN, dtype=torch.uint8)
+        here, stride = -(-memory.data_ptr() // team.ALIGN) * team.ALIGN, 0
+        team.run(made.prepared.prepare, [x.data_ptr(), width, here, width, rows], rows, LAID_OUT)
+    args = [here, stride, rows, width, w.data_ptr(), row_bytes(kind, width), columns]
     args += [0 if bias is None else bias.data_ptr(), out.data_ptr(), columns]
     team.run(made.address, [*args, *made.sizes], made.units, 1, made.scratch)
 
 
-def workspace(rows: int, width: int, columns: int, dtype: torch.dtype) -> int:
+def workspace(kind: str, rows: int, width: int, columns: int, dtype: torch.dtype) -> int:
     """Return the bytes that `multiply` takes: a panel of the weight for each thread."""
-    item = product.item_of(host_form(TYPES[dtype]) or GENERIC)
-    panel, _, units = _shares(rows, width, columns, item, SHARE)
-    return team.scratch_bytes(product.locations(width, panel, item)[2], units)
+    form = form_of(kind, TYPES[dtype])
+    panel, _, units = _shares(rows, width, columns, product.step_of(kind, form), SHARE)
+    more = words_bytes(rows, width) + team.ALIGN if form[0] == "words" else 0
+    return more + team.scratch_bytes(product.locations(kind, form, width, panel)[2], units)
 
 
-def _shares(rows: int, width: int, columns: int, item: int, share: int) -> tuple[int, int, int]:
+def _shares(rows: int, width: int, columns: int, step: int, share: int) -> tuple[int, int, int]:
     """Columns of a panel, rows of a run, units."""
     threads = min(torch.get_num_threads(), max(1, rows * width * columns // share))
-    panel = product.panel_of(columns, width, threads, item, 3 * second_cache() // 8)
+    panel = product.panel_of(columns, width, threads, step, 3 * second_cache() // 8)
     panels = -(-columns // panel)
     # Whole rounds of panels need no runs
     runs = 1 if panels % threads == 0 else max(1, min(-(-2 * threads // panels), rows // RUN))

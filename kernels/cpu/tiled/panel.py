@@ -3,8 +3,8 @@
 A panel is some rows of the weight, in 16s, its columns in what is multiplied: vectors of one number
 of each of 16 rows in float32, or of two neighbours in bfloat16: [row / 16, number, 16 rows], which
 is the second operand of a tile, too. Numbers of blocks are multiplied by their scales here, once
-for all rows of x, and rounded once. Behind the last row that one comes again; behind the last
-number, zeros.
+for all rows of x, and rounded once; or they stay integers, with scales of their own (`words`).
+Behind the last row that one comes again; behind the last number, zeros.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from mtmd.kernels.cpu.native.emit import F32, I16, I32, Emitter, Value, vec
 from mtmd.kernels.cpu.tiled.codes import FORMS, ROWS, RUN, TURN, Form, read_scales
+from mtmd.kernels.cpu.tiled.words import lay_step
 from mtmd.kernels.quantization.blocks import BLOCKS
 
 PLAIN = "BF16"
@@ -21,15 +22,16 @@ PLAIN = "BF16"
 def lay_panel(
     e: Emitter,
     kind: str,
-    item: int,
+    form: str,
+    step: int,
     weights: Sequence[Value],
     w_bytes: Value,
     columns: Value,
     width: Value,
 ) -> None:
-    """Lay `columns` rows of the weight, `w_bytes` apart, at the beginning of the scratch memory, in
-    numbers of `item` bytes. Of two weights, half as many rows of each: 16 of the first, then 16 of
-    the second.
+    """Lay `columns` rows of the weight, `w_bytes` apart, at the beginning of the scratch memory, as
+    products of a `form` (`cpu.form_of`) read them, `step` bytes for 32 numbers of 16 of them. Of
+    two weights, half as many rows of each: 16 of the first, then 16 of the second.
     """
     each, own = len(weights), columns // len(weights)
     padded = (own + (2 * ROWS // each - 1)) // (2 * ROWS // each) * (2 * ROWS)
@@ -41,11 +43,11 @@ def lay_panel(
             w = e.select((group % 2).eq(0), weights[0], weights[1])
             start = group // 2 * ROWS
         rows = [w.at(e.minimum(start + n, own - 1) * w_bytes) for n in range(ROWS)]
-        to = e.scratch.at(first * (steps * (RUN * item)))
+        to = e.scratch.at(first // ROWS * steps * step)
         if kind == PLAIN:
             _lay_plain(e, rows, width, to)
         else:
-            _lay_blocks(e, kind, item, rows, w_bytes, width, to)
+            _lay_blocks(e, kind, form, step, rows, w_bytes, width, to)
 
 
 def _lay_plain(e: Emitter, rows: list[Value], width: Value, to: Value) -> None:
@@ -64,16 +66,23 @@ def _lay_plain(e: Emitter, rows: list[Value], width: Value, to: Value) -> None:
 
 
 def _lay_blocks(
-    e: Emitter, kind: str, item: int, rows: list[Value], w_bytes: Value, width: Value, to: Value
+    e: Emitter,
+    kind: str,
+    form: str,
+    step: int,
+    rows: list[Value],
+    w_bytes: Value,
+    width: Value,
+    to: Value,
 ) -> None:
-    form, block = FORMS[kind], BLOCKS[kind]
-    groups, runs, count = form.groups, block.values // RUN, width // RUN
-    tables = [e.local(F32, ROWS * TURN * groups) for _ in range(1 + form.minimum)]
+    codes, block = FORMS[kind], BLOCKS[kind]
+    groups, runs, count = codes.groups, block.values // RUN, width // RUN
+    tables = [e.local(F32, ROWS * TURN * groups) for _ in range(1 + codes.minimum)]
     heads = e.local(I32, ROWS * TURN * groups)
     with e.loop(0, count, TURN) as turn:
         stop = e.minimum(turn + TURN, count)
-        read_scales(e, form, rows, turn, stop, block, tables, heads)
-        if form.scales is not None:
+        read_scales(e, codes, rows, turn, stop, block, tables, heads)
+        if codes.scales is not None:
             for table in tables:
                 _turn_scales(e, table, groups)
         with e.loop(turn, stop) as run:
@@ -82,16 +91,22 @@ def _lay_blocks(
             ahead = rows[0].at(w_bytes * ROWS + run * (ROWS * block.bytes) // runs)
             for line in range(-(-ROWS * block.bytes // runs // 64)):
                 e.prefetch(ahead.at(64 * line), near=2)
-            numbers = _numbers(e, form, [row.at(here) for row in rows], run % runs)
-            scaled = _scaled(e, form, numbers, tables, (run - turn) * groups)
-            for i in range(0, RUN, 2):
-                at = to.at((run * RUN + i) * (ROWS * item))
-                if item == 4:
-                    for each in range(2):
-                        e.store(at, scaled[i + each], each * ROWS, align=64)
-                else:
-                    both = e.pairs_of_bf16(*scaled[i : i + 2])
-                    e.store(at, both.shuffle([n + s for n in range(ROWS) for s in (0, ROWS)]))
+            numbers = _numbers(e, codes, [row.at(here) for row in rows], run % runs)
+            here, at = to.at(run * step), (run - turn) * groups
+            if form == "words":
+                lay_step(e, codes, numbers, tables, at, here)
+            else:
+                _lay_scaled(e, form, _scaled(e, codes, numbers, tables, at), here)
+
+
+def _lay_scaled(e: Emitter, form: str, scaled: list[Value], to: Value) -> None:
+    for i in range(0, RUN, 2):
+        if form == "single":
+            for each in range(2):
+                e.store(to, scaled[i + each], (i + each) * ROWS, align=64)
+        else:
+            both = e.pairs_of_bf16(*scaled[i : i + 2])
+            e.store(to, both.shuffle([n + s for n in range(ROWS) for s in (0, ROWS)]), i * ROWS)
 
 
 def _turn_scales(e: Emitter, table: Value, groups: int) -> None:

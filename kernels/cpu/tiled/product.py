@@ -10,7 +10,7 @@ is, and laying a panel out costs about as much as 30 to 60 rows of x. Sums are f
 added before they are rounded.
 
 Products come in the forms of `cpu.form_of`: tiles of AMX, dot products of two numbers in bfloat16,
-or float32 (for x in float32, too).
+or float32 (for x in float32, too); and in 16-bit integers in place of float32 (`words`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 from mtmd.kernels.cpu.native.emit import F32, I16, I32, Emitter, Value, vec
 from mtmd.kernels.cpu.tiled.activation import activated
 from mtmd.kernels.cpu.tiled.panel import PLAIN, lay_panel
+from mtmd.kernels.cpu.tiled.words import Words, step_bytes
 
 STEP = 32  # rows, columns and numbers at a time
 HALF = 16  # rows at a time where no more are left, and the fewest
@@ -33,11 +34,16 @@ def item_of(form: Form) -> int:
     return 4 if form[0] == "single" else 2
 
 
-def panel_of(columns: int, width: int, threads: int, item: int, cache: int) -> int:
+def step_of(kind: str, form: Form) -> int:
+    """Bytes of 32 numbers of 16 columns of a panel."""
+    return step_bytes(kind) if form[0] == "words" else STEP * HALF * item_of(form)
+
+
+def panel_of(columns: int, width: int, threads: int, step: int, cache: int) -> int:
     """Columns of a panel: as many as so many bytes of cache take, and panels that threads can share
-    evenly.
+    evenly. `step`: `step_of` the panel.
     """
-    fitting = max(64, min(MAX_COLUMNS, cache // (item * width) // STEP * STEP))
+    fitting = max(64, min(MAX_COLUMNS, cache * STEP * HALF // (step * width) // STEP * STEP))
     rounds = -(-columns // (fitting * threads))
     even = -(-columns // (rounds * threads))
     return min(fitting, max(64, -(-even // STEP) * STEP))
@@ -49,15 +55,17 @@ def block_of(width: int, item: int) -> int:
     return -(-steps // max(1, round(steps / BLOCK[item])))
 
 
-def locations(width: int, panel: int, item: int) -> tuple[int, int, int]:
+def locations(kind: str, form: Form, width: int, panel: int) -> tuple[int, int, int]:
     """Return where in a thread's memory, in bytes: sums of 32 rows; of 32 rows of x what is left
     after the last whole 32 numbers, or a block in float32; and its size. The panel lies before
     them.
     """
-    wide = -(-width // STEP) * STEP
-    results = panel * wide * item
-    rest = results + STEP * panel * 4
-    return results, rest, rest + STEP * STEP * item * (block_of(width, item) if item == 4 else 1)
+    results = panel // HALF * -(-width // STEP) * step_of(kind, form)
+    rest, item = results + STEP * panel * 4, item_of(form)
+    block = block_of(width, item)
+    if form[0] == "words":
+        return results, rest, rest
+    return results, rest, rest + STEP * STEP * item * (block if item == 4 else 1)
 
 
 def emit_product(
@@ -69,7 +77,8 @@ def emit_product(
     add: bool = False,
     gated: str | None = None,
 ) -> None:
-    """args: x, its row stride in elements, rows (at least 16), width, w, bytes of its rows, columns
+    """args: x, its row stride in elements (of `words`, x as prepared and no stride), rows (at least
+    16), width, w, bytes of its rows, columns
     of the result, bias or 0, out, its row stride, columns of a panel (a multiple of 32), rows of a
     run (a multiple of 32), number of runs, `locations` of sums and of the rest, `block_of` the
     width, MORE. Units: panels * runs. `x` is the type of x and of the result, `bias` that of the
@@ -88,12 +97,15 @@ class Product:
     ):
         self.e, self.kind, self.form, self.dtype, self.bias = e, kind, form, x, bias
         self.add, self.gated, self.each = add, gated, 1 if gated is None else 2
-        self.tiles, self.item = form[0] == "tiles", item_of(form)
+        self.tiles, self.item, self.step = form[0] == "tiles", item_of(form), step_of(kind, form)
         self.x, self.x_row = e.arg_ptr(X), e.arg(X_ROW)
         self.rows, self.width = e.arg(ROWS), e.arg(WIDTH)
         self.results, self.rest = e.scratch.at(e.arg(RESULTS)), e.scratch.at(e.arg(REST))
         self.steps = (self.width + (STEP - 1)) // STEP
         self.element = F32 if x == "f32" else I16
+        self.words: Words | None = None
+        if form[0] == "words":
+            self.words = Words(e, kind, self.x, self.rows, self.steps)
 
     def write(self) -> None:
         e = self.e
@@ -107,7 +119,9 @@ class Product:
                 e.arg_ptr(which).at(first // self.each * e.arg(W_BYTES))
                 for which in (W, MORE)[: self.each]
             ]
-            lay_panel(e, self.kind, self.item, weights, e.arg(W_BYTES), columns, self.width)
+            lay_panel(
+                e, self.kind, self.form[0], self.step, weights, e.arg(W_BYTES), columns, self.width
+            )
             begin = unit % runs * run
             end = e.minimum(begin + run, self.rows)
             left = (end - begin) % STEP
@@ -138,11 +152,13 @@ class Product:
             final = start + block >= steps
             xs, stride = self._wide(lines, start, stop, halves)
             with e.loop(0, columns, STEP) as column:
-                b = e.scratch.at(column * (steps * (STEP * self.item)))
+                b = e.scratch.at(column // HALF * steps * self.step)
                 own = self.results.at(column * (STEP * 4))
                 if self.tiles:
                     ahead = lines.at((STEP + column // STEP * share) * self.x_row, I16)
                     self._tiles(own, lines, b, start, stop, whole, final, ahead, halves)
+                elif self.words is not None:
+                    self._words(self.words, own, row, b, start, stop, halves)
                 else:
                     self._vectors(own, xs, stride, b, start, stop, halves)
                 with e.when(final):
@@ -259,6 +275,25 @@ class Product:
                 for i in range(each):
                     for s, total in zip(sums, totals[i], strict=True):
                         e.store(s, total.get(), i * HALF)
+
+    def _words(
+        self, words: Words, own: Value, row: Value, b: Value, start: Value, stop: Value, halves: int
+    ) -> None:
+        """Some rows of x times two vectors of the panel at a time, as integers."""
+        e, (_, lanes, each, columns) = self.e, self.form
+        with e.when(start.eq(0)), e.loop(0, halves * 2 * HALF) as line:
+            e.store(own, e.f32(0.0, HALF), line * HALF, align=64)
+        with e.loop(0, halves * HALF, each) as r:
+            for first in range(0, STEP, columns * lanes):
+                offsets = [first + c * lanes for c in range(columns)]
+                panels = [
+                    b.at(self.steps * (at // HALF) * self.step).at(at % HALF, F32) for at in offsets
+                ]
+                sums = [
+                    own.at((r // HALF * 2 + at // HALF) * 1024 + r % HALF * 64 + at % HALF * 4)
+                    for at in offsets
+                ]
+                words.multiply(panels, sums, row + r, start, stop, self.form)
 
     # Results ---------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ def test_what_is_rejected_and_why(monkeypatch):
 @pytest.mark.parametrize("threads", [1, 2, 16])
 def test_panels_stay_in_the_cache_and_are_shared_evenly(columns, width, threads):
     for item, cache in ((2, 3 << 18), (4, 3 << 17)):
-        panel = product.panel_of(columns, width, threads, item, cache)
+        panel = product.panel_of(columns, width, threads, 512 * item, cache)
         assert panel % product.STEP == 0 and 64 <= panel <= product.MAX_COLUMNS
         assert panel == 64 or panel * width * item <= cache
         assert -(-columns // panel) >= min(threads, columns // 96)

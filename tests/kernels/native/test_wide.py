@@ -23,7 +23,7 @@ from mtmd.kernels.plan.lower import Lowering, StepFacts
 from mtmd.kernels.plan.native_run import NativePlan
 from mtmd.kernels.plan.steps import SLOWEST
 
-LIMIT = {torch.float32: 1e-10, torch.bfloat16: 5e-5}
+LIMIT = {torch.float32: 5e-9, torch.bfloat16: 5e-5}  # of fp32, with x in 16 bits
 
 
 class Stored:
@@ -56,6 +56,12 @@ def run(output: Node, x: Tensor, stored: Stored) -> tuple[Tensor, NativePlan]:
             next(steps_of_run)
         except StopIteration as done:
             return done.value[0], plan
+
+
+def products_of(plan: NativePlan) -> int:
+    """Return the number of instructions, without those that lay x out."""
+    instructions = (i for part in plan.lowered.parts for i in part.instructions)
+    return sum(not i.name.endswith("prepared") for i in instructions)
 
 
 def reference(output: Node, x: Tensor, stored: Stored) -> Tensor:
@@ -96,7 +102,7 @@ def test_a_gated_layer_is_two_products(dtype: torch.dtype, rows: int, ffn: int, 
     else:
         gated = ops.gelu_mul(gate, up, approximate=act, name="gated")
     actual, plan = run(gated, x, stored)
-    assert sum(len(part.instructions) for part in plan.lowered.parts) == 1
+    assert products_of(plan) == 1
     assert plan.lowered.flops[0] == sum(OPS[n.op].flops(n) for n in (gate, up, gated))
     expected = reference(gated, x, stored)
     error = ((actual.double() - expected.double()) ** 2).mean() / (expected.double() ** 2).mean()
@@ -113,7 +119,7 @@ def test_a_sum_is_a_part_of_its_product(dtype: torch.dtype, rows: int) -> None:
     made = ops.matmul(given, weight("w", stored, torch.uint8), None, quant="Q4_0", name="made")
     total = ops.add(given, made, name="total")
     actual, plan = run(total, x, stored)
-    assert sum(len(part.instructions) for part in plan.lowered.parts) == 1
+    assert products_of(plan) == 1
     expected = reference(total, x, stored)
     error = ((actual.double() - expected.double()) ** 2).mean() / (expected.double() ** 2).mean()
     assert torch.isfinite(actual).all() and error <= LIMIT[dtype]

@@ -14,7 +14,8 @@ from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.loading import load
 
-LIMIT = {torch.float32: 1e-9, torch.bfloat16: 2e-3}
+# In fp32, x of products with integers is rounded to 16 bits, where little decides to which
+LIMIT = {torch.float32: 1e-8, torch.bfloat16: 2e-3}
 
 
 @pytest.fixture(scope="module")
