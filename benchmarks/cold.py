@@ -82,12 +82,12 @@ class Cold:
 def start(command: Sequence[str], more: Mapping[str, str]) -> Cold:
     """Run a command to its end. Raises RuntimeError with what it says where it fails."""
     before, began = _used(), time.perf_counter()
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=errors,
             env={**os.environ, **more},
         )
         assert process.stdout is not None
@@ -95,8 +95,8 @@ def start(command: Sequence[str], more: Mapping[str, str]) -> Cold:
         first = time.perf_counter() - began
         process.stdout.read()
         if process.wait():
-            said.seek(0)
-            raise RuntimeError(f"{command[0]}: {said.read().decode(errors='replace')[-400:]}")
+            errors.seek(0)
+            raise RuntimeError(f"{command[0]}: {errors.read().decode(errors='replace')[-400:]}")
     end = time.perf_counter() - began
     return Cold(first if byte else end, end, _used() - before)
 
@@ -107,7 +107,7 @@ def _used() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def asking(model: str, args: argparse.Namespace) -> list[str]:
+def ask_command(model: str, args: argparse.Namespace) -> list[str]:
     """The command that asks mtmd."""
     command = [sys.executable, "-m", "mtmd", "ask", QUESTION, "-m", model]
     command += ["--max-tokens", "8", "--threads", str(args.threads), "--quiet"]
@@ -152,7 +152,10 @@ def stages(model: str, args: argparse.Namespace, cache: str) -> None:
 
 def measure(model: str, args: argparse.Namespace, cache: Path) -> None:
     """Print the figures of one model."""
-    commands = {"mtmd, empty cache": asking(model, args), "mtmd, filled cache": asking(model, args)}
+    commands = {
+        "mtmd, empty cache": ask_command(model, args),
+        "mtmd, filled cache": ask_command(model, args),
+    }
     if args.llama_dir:
         commands["llama.cpp"] = of_llama(args.llama_dir, model, args)
     filled = str(cache / "filled")
