@@ -924,11 +924,15 @@ def _emit_matmul(low: Lowering, node: Node, inputs: Operands) -> None:
 
 
 def _rejects_lora(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    if (m := rows_of_product(inputs[1:])) > MAX_ROWS:
+        return f"{m} rows, more than {MAX_ROWS}"
+    return _rejects_adapter(inputs)
+
+
+def _rejects_adapter(inputs: Operands) -> str | None:
     y, x, a, b, scale = inputs
     assert y is not None and x is not None and a is not None and b is not None
-    m = x.type.count // x.shape[-1]
-    if m > MAX_ROWS:
-        return f"{m} rows, more than {MAX_ROWS}"
+    m = rows_of_product(inputs[1:])
     if a.op != "weight" or b.op != "weight":
         return "its weights are computed"
     if scale is None or scale.type.count != m:
@@ -949,15 +953,30 @@ def _emit_lora(low: Lowering, node: Node, inputs: Operands) -> None:
     args: list[Location] = [low.location(x), width, low.location(a)]
     args += [products.row_bytes(kind, width), narrow, rank, width, m, 0, 0, 0, rank]
     low.add(kernel.address, args, rank, products.grain(kind, width), f"{node.name} a")
-    address = compile_kernel(rows.emit_each, "mul", "f32", name_of(scale), name_of(x), 0, "")
-    args = [narrow, 0, rank, low.location(scale), 0, 1, scaled, 0, rank, m, rank, 0, 0]
-    units = m * -(-rank // rows.BLOCK)
-    low.add(address, args, units, max(WORTH // min(rank, rows.BLOCK), 1), f"{node.name} scale")
+    _scale_rows(low, node, narrow, "f32", scale, scaled, name_of(x), m, rank)
     kernel = products.product(kind, rows_, name_of(x), name_of(node), None, True)
     args = [scaled, rank, low.location(b), products.row_bytes(kind, rank), low.make(node)]
     n = b.shape[0]
     args += [n, rank, m, 0, low.location(y), n, n]
     low.add(kernel.address, args, n, products.grain(kind, rank), node.name)
+
+
+def _scale_rows(
+    low: Lowering,
+    node: Node,
+    values: Location,
+    dtype: str,
+    scale: Node,
+    to: Location,
+    scaled: str,
+    m: int,
+    rank: int,
+) -> None:
+    """m rows of `rank` values, each times its number of `scale`."""
+    address = compile_kernel(rows.emit_each, "mul", dtype, name_of(scale), scaled, 0, "")
+    args = [values, 0, rank, low.location(scale), 0, 1, to, 0, rank, m, rank, 0, 0]
+    units = m * -(-rank // rows.BLOCK)
+    low.add(address, args, units, max(WORTH // min(rank, rows.BLOCK), 1), f"{node.name} scale")
 
 
 def _rejects_conv(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
@@ -1296,6 +1315,40 @@ def _emit_gated(low: Lowering, node: Node, inputs: Operands) -> None:
     low.add(made.address, args, made.units, 1, node.name)
 
 
+def _rejects_wide_lora(low: Lowering, node: Node, inputs: Operands) -> str | None:
+    x, a = inputs[1:3]
+    assert x is not None and a is not None
+    if rows_of_product(inputs[1:]) <= MAX_ROWS:
+        return _rejects_lora(low, node, inputs)
+    return _rejects_panels(_kind(node, a), x) or _rejects_adapter(inputs)
+
+
+def _emit_wide_lora(low: Lowering, node: Node, inputs: Operands) -> None:
+    """Two products of many rows, the sums of the first rounded and scaled row by row between them,
+    those of the second added to y.
+    """
+    y, x, a, b, scale = inputs
+    assert y is not None and x is not None and a is not None and b is not None
+    assert scale is not None
+    m, (rank, width), n = rows_of_product(inputs[1:]), a.shape, b.shape[0]
+    if m <= MAX_ROWS:
+        _emit_lora(low, node, inputs)
+        return
+    kind, dtype, size = _kind(node, a), name_of(x), x.dtype.itemsize
+    narrow, scaled = low.room(m * rank * size), low.room(m * rank * size)
+    made = many_rows.call(kind, m, width, rank, dtype, None, share=SHARE)
+    args: list[Location] = [low.location(x), width, m, width, low.location(a)]
+    args += [products.row_bytes(kind, width), rank, 0, narrow, rank, *made.sizes]
+    low.scratch = max(low.scratch, made.scratch)
+    low.add(made.address, args, made.units, 1, f"{node.name} a")
+    _scale_rows(low, node, narrow, dtype, scale, scaled, dtype, m, rank)
+    made = many_rows.call(kind, m, rank, n, dtype, None, True, share=SHARE)
+    args = [scaled, rank, m, rank, low.location(b), products.row_bytes(kind, rank), n, 0]
+    args += [low.make(node), n, *made.sizes, low.location(y)]
+    low.scratch = max(low.scratch, made.scratch)
+    low.add(made.address, args, made.units, 1, node.name)
+
+
 def _rejects_wide_moe(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
     x = inputs[0]
     assert x is not None
@@ -1507,5 +1560,6 @@ WIDE: Mapping[str, Rule] = {
     "gather_pages": Rule(_rejects_wide_gather, _emit_nothing),
     "moe": Rule(_rejects_wide_moe, _emit_wide_moe),
     "head_matmul": Rule(_rejects_wide_heads, _emit_wide_heads),
+    "lora": Rule(_rejects_wide_lora, _emit_wide_lora),
     **dict.fromkeys(("silu_mul", "gelu_mul", "silu", "gelu"), _ACTIVATION),
 }

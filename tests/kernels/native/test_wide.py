@@ -187,6 +187,30 @@ def test_experts_of_many_tokens(
 
 
 @pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("tokens", "rank"), [(40, 8), (97, 33)])
+def test_adapters_of_many_tokens(tokens: int, rank: int) -> None:
+    if _is_torchs(torch.bfloat16):
+        pytest.skip("torch multiplies these")
+    width, generator = 64, torch.Generator().manual_seed(tokens)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).bfloat16()
+
+    x = numbers(tokens, width)
+    scales = torch.linspace(0, 2, tokens).bfloat16()[:, None]  # 0: a row without an adapter
+    tables = {"a": numbers(rank, width), "b": numbers(width, rank), "scales": scales}
+    stored = Stored({"w": random_blocks("Q4_0", width, width), **tables})
+    given = Node("input", (), Type.of(x), {"fill": lambda b: b["x"]}, "x")
+    ways = {name: weight(name, stored, t.dtype) for name, t in stored.tensors.items()}
+    y = ops.matmul(given, ways["w"], None, quant="Q4_0", name="y")
+    output = ops.lora(y, given, ways["a"], ways["b"], ways["scales"], name="adapted")
+    actual, _ = run(output, x, stored)
+    expected = reference(output, x, stored)
+    error = ((actual.double() - expected.double()) ** 2).mean() / (expected.double() ** 2).mean()
+    assert torch.isfinite(actual).all() and error <= LIMIT[torch.bfloat16]
+
+
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", LIMIT)
 @pytest.mark.parametrize("tokens", [40, 97])
 def test_heads_of_many_tokens(dtype: torch.dtype, tokens: int) -> None:
