@@ -1336,13 +1336,13 @@ def _emit_wide_lora(low: Lowering, node: Node, inputs: Operands) -> None:
         return
     kind, dtype, size = _kind(node, a), name_of(x), x.dtype.itemsize
     narrow, scaled = low.room(m * rank * size), low.room(m * rank * size)
-    made = many_rows.call(kind, m, width, rank, dtype, None, share=SHARE)
+    made = many_rows.call(kind, m, width, rank, dtype, None, share=SHARE, as_stored=True)
     args: list[Location] = [low.location(x), width, m, width, low.location(a)]
     args += [products.row_bytes(kind, width), rank, 0, narrow, rank, *made.sizes]
     low.scratch = max(low.scratch, made.scratch)
     low.add(made.address, args, made.units, 1, f"{node.name} a")
     _scale_rows(low, node, narrow, dtype, scale, scaled, dtype, m, rank)
-    made = many_rows.call(kind, m, rank, n, dtype, None, True, share=SHARE)
+    made = many_rows.call(kind, m, rank, n, dtype, None, True, share=SHARE, as_stored=True)
     args = [scaled, rank, m, rank, low.location(b), products.row_bytes(kind, rank), n, 0]
     args += [low.make(node), n, *made.sizes, low.location(y)]
     low.scratch = max(low.scratch, made.scratch)
