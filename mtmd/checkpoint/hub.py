@@ -204,9 +204,10 @@ def check_name(model: str | os.PathLike[str]) -> bool:
     if is_folder or (is_there and is_gguf(path)):
         return True
     if is_there:
+        found, advice = _about(path)
         raise ModelError(
-            f"model {text!r} is a file; expected a GGUF, the folder of a checkpoint, or org/name "
-            f"on the Hugging Face hub{_about(path)}"
+            f"model {text!r}: found {found}, expected a GGUF file, the folder of a checkpoint, or "
+            f"org/name on the Hugging Face hub{advice}"
         )
     if not _REPO.fullmatch(text) or _is_weight_file(text):
         _refuse_name(text)
@@ -511,15 +512,15 @@ def _is_weight_file(model: str) -> bool:
     return model.lower().endswith(WEIGHT_FILES) and not is_name
 
 
-def _about(path: Path) -> str:
-    """Return what a file is that is no model, and what to do."""
+def _about(path: Path) -> tuple[str, str]:
+    """What a file is that is no model, and what to do, "" where nobody knows."""
     head = first_bytes(path)
     words = stand_in(head) if head else ("an empty file", "fetch it again")
     if words:
-        return f"; found {words[0]}: {words[1]}"
+        return words[0], f"; {words[1]}"
     if (path.parent / "config.json").exists():
-        return f"; did you mean its folder, {str(path.parent)!r}?"
-    return ""
+        return "another file", f"; did you mean its folder, {str(path.parent)!r}?"
+    return "another file", ""
 
 
 def _near(model: str) -> str:

@@ -5,6 +5,7 @@ every help, lines no wider than the terminal.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,15 @@ IN_FILE = ("-f", "--file", "--prompt-file")
 GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 
 
+_NO_NUMBER = re.compile(r"argument (\S+): invalid (int|float) value: ('.*')", re.DOTALL)
+
+
+def _expected_number(match: re.Match[str]) -> str:
+    """What argparse says of a value that is no number, in the words of the other errors."""
+    option, kind, value = match.groups()
+    return f"{option}: found {value}, expected a {'whole ' if kind == 'int' else ''}number"
+
+
 class Parser(argparse.ArgumentParser):
     """argparse's, whose help has `examples` before the options: commands, each on a line. `groups`
     of commands with a line on each, by name, stand in place of argparse's list. `short`: the
@@ -55,7 +65,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line on stderr for a wrong call, in place of argparse's usage text."""
-        reported = terminal_line(message)
+        reported = terminal_line(_NO_NUMBER.sub(_expected_number, message))
         link = " " if reported.endswith("?") else "; "
         line = f"{self.prog}: {reported}{link}see '{self.prog} --help'"
         self.exit(2, f"{wrapped(line, sys.stderr)}\n")

@@ -324,12 +324,16 @@ NO_FOLDER = {
     "a weight file": (
         "model.safetensors",
         b"",
-        "is a file; expected a GGUF, the folder of a checkpoint",
+        "found an empty file, expected a GGUF file, the folder of a checkpoint",
     ),
-    "a pickle": ("model.bin", b"\x80\4", "is a file; expected a GGUF, the folder of a checkpoint"),
-    "an empty file": ("x.gguf", b"", "; found an empty file: fetch it again"),
+    "a pickle": (
+        "model.bin",
+        b"\x80\4",
+        "found another file, expected a GGUF file, the folder of a",
+    ),
+    "an empty file": ("x.gguf", b"", "found an empty file, expected a GGUF file"),
     "a pointer": ("x.gguf", b"version https://git-lfs.github.com/spec/v1\noid", "`git lfs pull`"),
-    "a page": ("x.gguf", b"\n<!DOCTYPE html><html>", "; found an HTML page: download the file"),
+    "a page": ("x.gguf", b"\n<!DOCTYPE html><html>", "found an HTML page, expected a GGUF file"),
 }
 
 

@@ -266,8 +266,9 @@ def test_files_that_are_something_else(
     assert "pointer.gguf is a Git LFS pointer; expected a GGUF file; fetch the file" in refused(
         "-m", text, "--mmproj", tmp_path / "pointer.gguf"
     )
-    assert "word.gguf' is a file; expected a GGUF, the folder of a checkpoint" in refused(
-        "-m", tmp_path / "word.gguf"
+    assert (
+        "word.gguf': found another file, expected a GGUF file, the folder of a checkpoint"
+        in refused("-m", tmp_path / "word.gguf")
     )
 
 

@@ -134,7 +134,7 @@ def test_a_name_may_end_as_a_file_does(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ModelError, match="is a file; expected a GGUF, the folder"):
+    with pytest.raises(ModelError, match="found an empty file, expected a GGUF file, the folder"):
         resolve_model(tmp_path / "model.safetensors")
 
 

@@ -616,9 +616,12 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "max-tokens abc": (
         ("describe", "IMAGE", "--max-tokens", "abc"),
-        "argument --max-tokens: invalid int value: 'abc'",
+        "--max-tokens: found 'abc', expected a whole number",
     ),
-    "max-tokens 1.5": (("describe", "IMAGE", "--max-tokens", "1.5"), "invalid int value"),
+    "max-tokens 1.5": (
+        ("describe", "IMAGE", "--max-tokens", "1.5"),
+        "found '1.5', expected a whole number",
+    ),
     "max-tokens too big": (
         ("describe", "IMAGE", "--max-tokens", 10**30),
         "--max-tokens: found 1000000000",
