@@ -59,8 +59,11 @@ class ContextError(PromptError):
     """
 
     def __init__(self, text: str, tokens: int | None, context: int, advice: str = "") -> None:
-        super().__init__(f"{text}; {advice}" if advice else text)
+        super().__init__(text)
         self.tokens, self.context, self.text, self.advice = tokens, context, text, advice
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.advice}" if self.advice else self.text
 
     def with_tools(self, number: int) -> ContextError:
         """The same for a prompt in which so many tools are described."""

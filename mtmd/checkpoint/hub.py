@@ -204,9 +204,9 @@ def check_name(model: str | os.PathLike[str]) -> bool:
     if is_folder or (is_there and is_gguf(path)):
         return True
     if is_there:
-        found, advice = _about(path)
+        what, advice = _about(path)
         raise ModelError(
-            f"model {text!r}: found {found}, expected a GGUF file, the folder of a checkpoint, or "
+            f"model {text!r}: found {what}, expected a GGUF file, the folder of a checkpoint, or "
             f"org/name on the Hugging Face hub{advice}"
         )
     if not _REPO.fullmatch(text) or _is_weight_file(text):
@@ -513,7 +513,7 @@ def _is_weight_file(model: str) -> bool:
 
 
 def _about(path: Path) -> tuple[str, str]:
-    """What a file is that is no model, and what to do, "" where nobody knows."""
+    """Return what a file is that is no model, and what to do, "" where nobody knows."""
     head = first_bytes(path)
     words = stand_in(head) if head else ("an empty file", "fetch it again")
     if words:

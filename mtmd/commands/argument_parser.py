@@ -41,7 +41,7 @@ _NO_NUMBER = re.compile(r"argument (\S+): invalid (int|float) value: ('.*')", re
 
 
 def _expected_number(match: re.Match[str]) -> str:
-    """What argparse says of a value that is no number, in the words of the other errors."""
+    """Return what argparse says of a value that is no number, in the words of other errors."""
     option, kind, value = match.groups()
     return f"{option}: found {value}, expected a {'whole ' if kind == 'int' else ''}number"
 

@@ -47,7 +47,7 @@ _ERRORS = {
     if isinstance(kind, type) and issubclass(kind, MtmdError)
 }
 _ERROR_FIELDS: dict[type[MtmdError], tuple[str, ...]] = {
-    errors.ContextError: ("tokens", "context"),
+    errors.ContextError: ("tokens", "context", "advice"),
     errors.BusyError: ("retry_after_s",),
     errors.EngineError: ("retry_after_s",),
 }
@@ -150,7 +150,8 @@ def _error(error: MtmdError, parts: Parts) -> list[Any]:
     """Return the error by its class, or the nearest above it that is known."""
     kind = next(k for k in type(error).__mro__ if _ERRORS.get(k.__name__) is k)
     names = _ERROR_FIELDS.get(kind, ())
-    return [kind.__name__, str(error), *[encode(getattr(error, name), parts) for name in names]]
+    text = error.text if isinstance(error, errors.ContextError) else str(error)
+    return [kind.__name__, text, *[encode(getattr(error, name), parts) for name in names]]
 
 
 def _part(data: memoryview, parts: Parts) -> int:

@@ -628,7 +628,7 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "max-tokens of 5000 digits": (
         ("describe", "IMAGE", "--max-tokens", "9" * 5000),
-        "argument --max-tokens",
+        "--max-tokens: found '999",
     ),
     "temperature nan": (
         ("describe", "IMAGE", "--temperature", "nan"),

@@ -98,8 +98,9 @@ def test_plain_values(value: Any) -> None:
 
 
 def test_errors_are_of_the_same_class_with_what_they_tell() -> None:
-    full = sent(errors.ContextError("too long", 70, 64))
+    full = sent(errors.ContextError("too long", 70, 64, "shorten it"))
     assert type(full) is errors.ContextError and (full.tokens, full.context) == (70, 64)
+    assert (str(full), full.advice) == ("too long; shorten it", "shorten it")
     busy = sent(errors.BusyError("later", 2.5))
     assert (type(busy), str(busy), busy.retry_after_s) == (errors.BusyError, "later", 2.5)
     for kind in (errors.MtmdError, errors.DeviceError, errors.VideoError, errors.LeftError):
