@@ -103,10 +103,12 @@ def write_rows(to, x, there, C: tl.constexpr):
     ROWS: tl.constexpr = x.shape[0]
     GROUPS: tl.constexpr = 1 if C.QUANT == "fp8" else x.shape[1] // BLOCK_VALUES
     parts = tl.reshape(rotate(x, True), [ROWS, GROUPS, x.shape[1] // GROUPS])
-    top = tl.max(tl.abs(parts), 2)
+    # As integers, in whose order a NaN is the largest: a GPU's maximum of numbers forgets it, and
+    # the row would be stored as one without.
+    top = tl.max(tl.abs(parts).to(tl.int32, bitcast=True), 2).to(tl.float32, bitcast=True)
     if C.QUANT == "q4_0":
         low = tl.min(parts, 2)
-        top = tl.where(-low > tl.max(parts, 2), low, top)
+        top = tl.where((-low > tl.max(parts, 2)) & (top == top), low, top)
     group = tl.arange(0, GROUPS)
     if C.QUANT == "fp8":
         stored = top * (1 / 448.0)

@@ -27,7 +27,7 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 
 from mtmd.kernels.dtype import name_of
-from mtmd.kernels.gpu.gated import sigmoid
+from mtmd.kernels.gpu.gated import nan_or, sigmoid
 from mtmd.kernels.gpu.jit import on_rdna, tl, triton
 from mtmd.kernels.gpu.launch import Call, power_of_two
 from mtmd.kernels.gpu.moe import few_rows
@@ -105,7 +105,7 @@ def route_kernel(router, shares, bias, weights, chosen, s, C: tl.constexpr):
         p = tl.exp(x - tl.max(x, 0))
         p /= tl.sum(p, 0)
     else:
-        p = sigmoid(x)
+        p = nan_or(x, sigmoid(x))
     if C.BIAS:
         x = p + tl.load(bias + e, mask=e < E, other=float("-inf"))
     elif C.GROUPS > 1:
@@ -125,6 +125,8 @@ def route_kernel(router, shares, bias, weights, chosen, s, C: tl.constexpr):
     if C.NORMALIZE:
         part /= tl.sum(part, 0) + s.eps
     part *= s.scale
+    if C.SCORE != "softmax":  # which spreads one expert's NaN to all of them
+        part = nan_or(tl.sum(p, 0), part)
     if C.SHARES:
         part *= tl.load(shares + best)
     tl.store(chosen + t * C.TOP + j, best, mask=j < C.TOP)

@@ -10,9 +10,13 @@ from ptx.memory import Fault
 
 from mtmd.kernels.gpu import gated, sigmoid_gate
 from mtmd.kernels.gpu.launch import Call
+from mtmd.kernels.gpu.moe import kernel as moe
+from mtmd.kernels.gpu.rotary import kv_store
 from mtmd.kernels.gpu.table import KERNELS
 from mtmd.kernels.gpu.triton_kernel import node_of
 from mtmd.kernels.graph import Type
+from mtmd.kernels.ops import OPS
+from mtmd.kernels.quantization.kv_rows import ROW_TYPES, dequantize_rows
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 CHOICE = {  # by op, the numbers of its cases: the cheapest to compile that have a way of their own
@@ -67,6 +71,31 @@ def test_a_narrow_row_is_overwritten_by_who_read_it(op, kernel, case, emulator, 
     assert Type.of(inputs[0]) == node_of(op, case).type
     expected = kernel.run(*case.inputs(), **case.options)
     assert torch.equal(kernel.in_place(*inputs, **case.options), expected)
+
+
+@pytest.mark.parametrize("quant", ROW_TYPES)
+def test_a_row_that_is_no_number_is_none_in_the_cache(quant, emulator, monkeypatch):
+    """A GPU's maximum forgets a NaN: the scale of a row in fp8 was that of its other values."""
+    emulator.install(monkeypatch)
+    case = kv_store.problem(3, 1, 64, quant=quant)
+    for value in (torch.nan, torch.inf):
+        cache, k, v, slots = case.inputs()
+        k[1, 0, 3] = v[2, 0, 40] = value
+        expected = OPS["kv_store"].reference(cache.clone(), k, v, slots, quant=quant)
+        result = kv_store.KV_STORE.run(cache, k, v, slots, quant=quant)
+        rows = [dequantize_rows(of[:, slots], quant, 64).isfinite() for of in (result, expected)]
+        assert torch.equal(*rows) and not rows[0][0, 1, 0, :32].any()
+
+
+def test_a_token_without_a_number_for_one_expert_gets_none(emulator, monkeypatch):
+    """Of experts that are rated one by one: the others' ratings are numbers, and were chosen."""
+    emulator.install(monkeypatch)
+    case = next(c for c in moe.KERNEL.cases if c.options["routing"].score == "sigmoid")
+    x, router, *rest = case.inputs()
+    expected = moe.KERNEL.run(x, router, *rest, **case.options)
+    router[0, 1] = torch.nan
+    result = moe.KERNEL.run(x, router, *rest, **case.options)
+    assert result[0].isnan().all() and torch.equal(result[1:], expected[1:])
 
 
 def test_a_kernel_that_reaches_too_far_is_stopped(emulator, monkeypatch):
