@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,11 +16,14 @@ from mtmd.kernels.graph import Node, constant, graph_input
 from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.state import PAGE, KVType, State
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class TextInputs:
     """The inputs of one shape of batch. `image_width` is the length of an image's rows; `sequences`
-    and `pages` are those of the cache.
+    and `pages` are those of the cache. `only`: the layers that the graph has, where it is made to
+    see what they launch.
     """
 
     batch: BatchShape
@@ -29,11 +32,20 @@ class TextInputs:
     pages: int
     dtype: torch.dtype
     kv: KVType
+    only: Collection[int] | None = None
     saved: list[Node] = field(default_factory=list, compare=False)
     """Nodes that no logit depends on and that have to run all the same: states that are written for
     later.
     """
     _made: dict[str, Node] = field(default_factory=dict, compare=False)
+
+    def layers(self, count: int) -> Sequence[int]:
+        """Return the numbers of the layers that the graph has, of so many."""
+        return [n for n in range(count) if self.only is None or n in self.only]
+
+    def each(self, kinds: Sequence[T]) -> Iterator[tuple[int, T]]:
+        """Yield the numbers and the kinds of these layers, of the kinds of all."""
+        return ((n, kinds[n]) for n in self.layers(len(kinds)))
 
     @property
     def tokens(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections import abc
+from collections import Counter, abc, defaultdict
+from collections.abc import Collection, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from threading import Lock
@@ -16,12 +17,12 @@ from mtmd.base.errors import ContextError, ModelError
 from mtmd.base.made_once import MadeOnce
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.checkpoint.adapter import Adapter
-from mtmd.kernels.graph import Node, WeightSource
+from mtmd.kernels.graph import Node, WeightSource, toposort
 from mtmd.kernels.layers import AdaptedWeights, AppliedAdapter
 from mtmd.kernels.parallel.shard import Sharding
 from mtmd.kernels.plan.executor import Executor, Observer, Residency, memory_for
 from mtmd.kernels.plan.flash_choice import AttentionForm, FlashChoice, choose
-from mtmd.kernels.plan.layer_split import LayerSplit
+from mtmd.kernels.plan.layer_split import LayerSplit, layers_of
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
 from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.engine.make_batch import make_batch
@@ -125,15 +126,27 @@ class Runner:
         self._plan = MadeOnce(self._make_plan, PLANS)
         self._executor = MadeOnce(self._make_executor, PLANS)
 
-    def graph(self, batch: BatchShape, form: AttentionForm | None = None) -> list[Node]:
-        """-> what is kept for later, then logits [R, V]; of a rank, its part of the graph"""
-        outputs = self.whole_graph(batch, form)
+    def graph(
+        self,
+        batch: BatchShape,
+        form: AttentionForm | None = None,
+        only: Collection[int] | None = None,
+    ) -> list[Node]:
+        """-> what is kept for later, then logits [R, V]; of a rank, its part of the graph. `only`:
+        the layers that it has.
+        """
+        outputs = self.whole_graph(batch, form, only)
         return self.sharding.rewrite(outputs) if self.sharding else outputs
 
-    def whole_graph(self, batch: BatchShape, form: AttentionForm | None = None) -> list[Node]:
+    def whole_graph(
+        self,
+        batch: BatchShape,
+        form: AttentionForm | None = None,
+        only: Collection[int] | None = None,
+    ) -> list[Node]:
         """The graph as if there were one rank."""
         inputs = TextInputs(
-            batch, self.family.image_width, self.sequences, self.pages, self.dtype, self.kv
+            batch, self.family.image_width, self.sequences, self.pages, self.dtype, self.kv, only
         )
         weights = AdaptedWeights(
             self.weights,
@@ -221,6 +234,23 @@ class Runner:
     def new_plan(self, batch: BatchShape) -> Plan:
         """The same, not kept: for looking at many shapes."""
         return self._make_plan((batch, False))
+
+    def plan_of_kinds(self, batch: BatchShape, layers: Collection[int]) -> Plan:
+        """The same of some layers: what one launches, all of its kind do."""
+        graph = self.graph(batch, only=layers)
+        return make_plan(graph, self.backends, self.overrides, True, self.split)
+
+    def first_of_each_kind(self, batch: BatchShape) -> set[int]:
+        """The layers whose nodes are other ones than those of every layer before: in operations,
+        in types or in attributes.
+        """
+        kinds: dict[int, Counter[Hashable]] = defaultdict(Counter)
+        nodes = toposort(*self.graph(batch))
+        for node, layer in layers_of(nodes).items():
+            types = tuple(i and i.type for i in node.inputs)
+            kinds[layer][node.op, types, tuple(node.attrs.items())] += 1
+        first = {frozenset(kinds[n].items()): n for n in sorted(kinds, reverse=True)}
+        return set(first.values())
 
     def _make_plan(self, key: tuple[BatchShape, bool]) -> Plan:
         batch, intact = key

@@ -88,7 +88,7 @@ class Cohere2Text:
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, inputs.dtype)
         x = token_embeddings(inputs, w)
-        for layer, window in enumerate(self.windows):
+        for layer, window in inputs.each(self.windows):
             at = f"blk.{layer}"
             y = w.layer_norm(x, f"{at}.attn_norm", self.eps, bias=False)
             q, k, v = queries_keys_values(

@@ -233,7 +233,7 @@ class DeepseekText:
         angles, bounds = inputs.angles(self.rotary), inputs.bounds()
         temper = inputs.growth(self.temper)
         x = token_embeddings(inputs, w)
-        for layer in range(self.depth):
+        for layer in inputs.layers(self.depth):
             at = f"blk.{layer}"
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
             q = self._queries(y, at, w, angles)

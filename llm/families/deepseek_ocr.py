@@ -133,7 +133,7 @@ class DeepseekOcrText:
         angles, bounds = inputs.angles(self.rotary), inputs.bounds()
         hidden = None if self.window is None else inputs.hidden(self.window)
         x = token_embeddings(inputs, w)
-        for layer in range(self.depth):
+        for layer in inputs.layers(self.depth):
             at = f"blk.{layer}"
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
             q, k, v = queries_keys_values(y, at, w, heads=self.heads, groups=self.groups)

@@ -133,7 +133,7 @@ class GemmaText:
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, inputs.dtype)
         x = token_embeddings(inputs, w, self.width**0.5)
-        for layer, kind in enumerate(self.kinds):
+        for layer, kind in inputs.each(self.kinds):
             at, angles = f"blk.{layer}", inputs.angles(self.ropes[kind], f"inp.angles.{kind}")
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
             q, k, v = queries_keys_values(y, at, w, heads=self.heads, groups=self.groups)

@@ -95,7 +95,7 @@ class Glm4Text:
         w = Weights(weights, inputs.dtype)
         angles, bounds = inputs.angles(self.rotary), inputs.bounds()
         x = token_embeddings(inputs, w)
-        for layer in range(self.depth):
+        for layer in inputs.layers(self.depth):
             at = f"blk.{layer}"
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
             q, k, v = queries_keys_values(

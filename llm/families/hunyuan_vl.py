@@ -90,7 +90,7 @@ class HunyuanText:
         w, bounds = Weights(weights, inputs.dtype), inputs.bounds()
         angles = inputs.angles(self.rotary)
         x = token_embeddings(inputs, w)
-        for layer in range(self.depth):
+        for layer in inputs.layers(self.depth):
             at = f"blk.{layer}"
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
             q, k, v = queries_keys_values(

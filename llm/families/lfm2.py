@@ -145,7 +145,7 @@ class Lfm2Text:
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, inputs.dtype)
         x = token_embeddings(inputs, w)
-        for layer, kind in enumerate(self.kinds):
+        for layer, kind in inputs.each(self.kinds):
             at = f"blk.{layer}"
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
             y = (

@@ -182,7 +182,7 @@ class LlamaText:
             x = ops.scale(x, factor=scale, name="embd.scaled") if times else x
         else:
             x = token_embeddings(inputs, w, scale)
-        for layer in range(self.depth):
+        for layer in inputs.layers(self.depth):
             at = f"blk.{layer}"
             if layer and layer in self.stacked:
                 x = deepstack(x, self.stacked.index(layer), at, inputs)

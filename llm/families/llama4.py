@@ -127,7 +127,7 @@ class Llama4Text:
         divisors = w.tensor("rope_freqs.weight", torch.float32) if self.divided else None
         angles, temper = inputs.angles(self.rotary, divisors=divisors), self._temper(inputs)
         x = token_embeddings(inputs, w)
-        for layer, kind in enumerate(self.kinds):
+        for layer, kind in inputs.each(self.kinds):
             at = f"blk.{layer}"
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
             q, k, v = queries_keys_values(

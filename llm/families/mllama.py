@@ -111,7 +111,7 @@ class MllamaText:
         w = Weights(weights, inputs.dtype)
         angles, bounds = inputs.angles(self.rotary), inputs.bounds()
         x = w.embed(inputs.token_ids(), "token_embd")
-        for layer in range(self.depth):
+        for layer in inputs.layers(self.depth):
             at = f"blk.{layer}"
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
             if layer in self.crossing:

@@ -110,7 +110,7 @@ class PhiText:
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
         w, angles = Weights(weights, inputs.dtype), inputs.angles(self.rotary)
         x, bounds = token_embeddings(inputs, w), inputs.bounds(None)
-        for layer in range(self.depth):
+        for layer in inputs.layers(self.depth):
             at = f"blk.{layer}"
             y = w.layer_norm(x, f"{at}.attn_norm", self.eps)
             q, k, v = queries_keys_values(y, at, w, heads=self.heads, groups=self.groups, bias=True)

@@ -80,7 +80,7 @@ class Phi3Text:
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
         w, bounds = Weights(weights, inputs.dtype), inputs.bounds(self.window)
         angles, x = inputs.angles(self.rotary), token_embeddings(inputs, w)
-        for layer in range(self.depth):
+        for layer in inputs.layers(self.depth):
             at = f"blk.{layer}"
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
             q, k, v = fused_queries_keys_values(y, at, w, heads=self.heads, groups=self.groups)

@@ -161,7 +161,7 @@ class Qwen2Text:
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
         w, angles = Weights(weights, inputs.dtype), inputs.angles(self.rotary)
         x = token_embeddings(inputs, w)
-        for layer, window in enumerate(self.windows):
+        for layer, window in inputs.each(self.windows):
             at, bounds = f"blk.{layer}", inputs.bounds(window)
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
             q, k, v = queries_keys_values(

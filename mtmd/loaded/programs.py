@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,10 @@ from mtmd.kernels.backends import Backend
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.gpu.ahead.compilations import compilations
 from mtmd.kernels.gpu.triton_kernel import Program
+from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.report.facts import GivenPrograms, ProgramFacts
 from mtmd.kernels.report.programs import Programs, device_of
+from mtmd.llm.batch import BatchShape
 from mtmd.llm.batch_shapes import foreseen_batches
 from mtmd.llm.engine.runner import Runner
 
@@ -34,8 +36,19 @@ def foreseen_programs(encoder: Encoder | None, runner: Runner, budget: Budget) -
         tiles = foreseen_tiles(encoder, budget)
         result.add_all(encoder.new_plan(batch, shape) for batch, shape in tiles)
         result.add_all(map(encoder.pack_plan, foreseen_packs(encoder)))
-    result.add_all(runner.new_plan(batch) for batch in foreseen_batches(runner))
+    result.add_all(decoder_plans(runner, foreseen_batches(runner)))
     return list(result.result.values())
+
+
+def decoder_plans(runner: Runner, batches: Sequence[BatchShape]) -> Iterator[Plan]:
+    """Yield the plans of batches, of one layer of each kind: what it launches, the others launch
+    too.
+    """
+    layers = set[int]()
+    for batch in {batch.images > 0: batch for batch in batches}.values():
+        layers |= runner.first_of_each_kind(batch)
+    for batch in batches:
+        yield runner.plan_of_kinds(batch, layers)
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,27 @@ here; nothing is run or compiled.
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable
 from unittest.mock import patch
 
 import pytest
 import test_engine as small
 
+from mtmd.inspect.predict_target import subject_of
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.target import Target
+from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.report.programs import Programs
 from mtmd.llm.batch import FEW, BatchShape
 from mtmd.llm.batch_shapes import FORESEEN, few_rows, foreseen_batches
 from mtmd.llm.engine.runner import PLANS
+from mtmd.loaded.programs import decoder_plans
 from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
+
+SHAPES = ("gemma-3-4b", "qwen3-vl-2b", "qwen3-next-80b-a3b", "lfm2-vl-450m", "glm-4.1v-9b")
+SHAPES += ("llama-3.2-1b", "qwen2.5-vl-3b", "qwen3-30b-a3b")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +37,7 @@ def model() -> Model:
 
 def test_batches_that_come_launch_no_other_programs(model: Model) -> None:
     runner, chance = model.runner, random.Random(0)
-    foreseen = Programs().add_all(runner.new_plan(b) for b in foreseen_batches(runner)).result
+    foreseen = Programs().add_all(decoder_plans(runner, foreseen_batches(runner))).result
     assert len(foreseen) > 8
     for _ in range(20):
         count = chance.randint(1, runner.sequences)
@@ -44,6 +51,24 @@ def test_batches_that_come_launch_no_other_programs(model: Model) -> None:
         ).rounded(False, runner.pages)
         other = Programs().add_all([runner.new_plan(batch)]).result
         assert set(other) <= set(foreseen), batch
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_layer_of_each_kind_launches_what_all_do(name: str) -> None:
+    """Published shapes: sliding windows, experts, delta nets, convolutions, features of pictures
+    added to some layers.
+    """
+    runner = subject_of("cuda:90", None, name).runner
+    foreseen = foreseen_batches(runner)
+    batches = random.Random(name).sample(foreseen, 2) + foreseen[-1:]
+    for few, batch in zip(decoder_plans(runner, batches), batches, strict=True):
+        whole = runner.new_plan(batch)
+        assert programs_of(few) == programs_of(whole), batch
+        assert few.nodes < whole.nodes / 3
+
+
+def programs_of(plan: Plan) -> set[Hashable]:
+    return set(Programs().add_all([plan]).result)
 
 
 def test_there_are_few_of_them(model: Model) -> None:

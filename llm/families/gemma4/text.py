@@ -137,7 +137,7 @@ class Gemma4Text:
         w, cached = Weights(weights, inputs.dtype), dict[str, KeysValues]()
         x = token_embeddings(inputs, w, self.width**0.5)
         layer_inputs = self.per_layer.inputs(x, inputs, w) if self.per_layer else None
-        for layer, kind in enumerate(self.stack.kinds):
+        for layer, kind in inputs.each(self.stack.kinds):
             at = f"blk.{layer}"
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
             q, own = self._queries_keys_values(y, layer, inputs, w)

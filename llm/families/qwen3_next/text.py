@@ -156,7 +156,7 @@ class Qwen3NextText:
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
         w = Weights(weights, inputs.dtype)
         x = token_embeddings(inputs, w)
-        for layer, kind in enumerate(self.kinds):
+        for layer, kind in inputs.each(self.kinds):
             at, e = f"blk.{layer}", self.experts
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
             y = (

@@ -158,7 +158,7 @@ class Operands:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in self.storages:
                 size += storage.data_ptr() % 256
-                flat = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+                flat = torch.tensor([], dtype=torch.uint8).set_(storage).numpy()
                 status = statuses.get(storage.data_ptr(), np.full(len(flat), WRITTEN, np.uint8))
                 self.storages[storage.data_ptr()] = size, flat, status
                 size = -(-(size + storage.nbytes() + APART) // 256) * 256
