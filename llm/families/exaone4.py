@@ -101,7 +101,7 @@ class Exaone4Text:
         divisors = w.tensor("rope_freqs.weight", torch.float32) if self.divided else None
         x, angles = token_embeddings(inputs, w), inputs.angles(self.rotary, divisors=divisors)
         hybrid = any(self.windows)
-        for layer, window in enumerate(self.windows):
+        for layer, window in inputs.each(self.windows):
             at = f"blk.{layer}"
             q, k, v = queries_keys_values(x, at, w, heads=self.heads, groups=self.groups)
             if hybrid and window is None:
