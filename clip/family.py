@@ -62,8 +62,9 @@ FAMILIES = (
     Entry("mtmd.clip.families.qwen2_vl", ("qwen2_vl",), ("qwen2vl_merger",)),
     Entry(
         "mtmd.clip.families.qwen2_5_vl",
-        ("qwen2_5_vl", "qwen2_5_omni_thinker", "exaone4_5"),
+        ("qwen2_5_vl", "qwen2_5_omni_thinker", "exaone4_5", "hyperclovax_vision_v2", "vlm"),
         ("qwen2.5vl_merger", "qwen2.5o", "exaone4_5"),
+        ("hyperclovax_vision_v2", "vlm"),
     ),
     Entry("mtmd.clip.families.lfm2_vl", ("lfm2_vl",), ("lfm2",), ("lfm2_vl",)),
     Entry(

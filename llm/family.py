@@ -60,6 +60,7 @@ FAMILIES = (
             "granite",
             "granite4_vision_text",
             "granite_docling_text",
+            "hyperclovax",
             "llava_text",
             "janus_text",
             "deepseek_vl_text",

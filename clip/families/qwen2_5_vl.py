@@ -1,12 +1,13 @@
 """Qwen2.5-VL's vision tower: Qwen2-VL's with RMS norms, gated SiLU, and windows in which most
 layers attend (arXiv:2502.13923). Qwen2.5-Omni's eyes (arXiv:2503.20215) are the same, those of
-EXAONE 4.5 but for keys and values that heads share.
+EXAONE 4.5 but for keys and values that heads share. HyperCLOVA X SEED Think's (arXiv:2601.03286)
+have one more layer, to the decoder's width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -43,6 +44,8 @@ from mtmd.kernels.plan.flash_choice import AttentionForm
 EPS = 1e-6  # of every norm; the settings do not say
 OMNI = "qwen2_5_omni_thinker"
 PLAIN = "exaone4_5"
+CLOVA = ("hyperclovax_vision_v2", "vlm")  # transformers' name, and the authors'
+CLOVA_TOKENS = Marks("<|IMAGE_PAD|>", "<|VIDEO_PAD|>", ("<|image_start|>", "<|image_end|>"))
 # A voice, and a table that even the authors' code leaves unused
 OTHER_PARTS = (
     r"(thinker\.)?audio_tower\.audio_bos_eos_token\.weight",
@@ -65,7 +68,7 @@ class Qwen25Vision:
     window: int
     rotary: Rotary
     resolution: DynamicResolution
-    video: PairedFrames
+    video: PairedFrames | None
     marks: Marks
     hears: bool  # whether it is a part of Qwen2.5-Omni, with ears, and a voice that is not read
     plain: bool  # whether it is EXAONE 4.5's, whose tokens have plain positions
@@ -208,6 +211,29 @@ class Qwen25Vision:
         return ops.add(w.linear(y, f"{at}.ffn_down", bias=True), x, name=f"{at}.ffn_residual")
 
 
+@dataclass(frozen=True)
+class ClovaVision(Qwen25Vision):
+    """`text_width` is what the tower's own last layer gives, `decoder_width` what is read. Of a
+    video its frames are shown as pictures: the published template leaves how long it is to the
+    reference's processor.
+    """
+
+    decoder_width: int
+
+    box_scale = ""  # nobody says
+
+    def parameters(self) -> Mapping[str, Parameter]:
+        shape = (self.decoder_width, self.text_width)
+        last = biased_parameters({"mm.4": ("projector", shape)}, _last_names)
+        return {**super().parameters(), **last}
+
+    def graph_on(
+        self, grids: Grids, tiles: Node, weights: WeightSource, attention: AttentionForm
+    ) -> Node:
+        x = super().graph_on(grids, tiles, weights, attention)
+        return Weights(weights, tiles.dtype).linear(x, "mm.4", bias=True)
+
+
 @dataclass(frozen=True, eq=False)
 class Layout:
     """Order of the patches of a grid: the patch at each place, `order` [P]; its row and column,
@@ -265,6 +291,8 @@ def layout(rows: int, columns: int, merge: int, window: int) -> Layout:
 
 def to_gguf(family: Qwen25Vision) -> GgufTower:
     """Return the keys of a GGUF that say the same."""
+    if isinstance(family, ClovaVision):
+        return GgufTower("", {})
     keys = tower_keys(
         family,
         image_size=GGUF_IMAGE_SIZE,
@@ -319,11 +347,10 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
     """Read it from config.json and the image processor's settings, with transformers' defaults;
     ModelError where a value cannot be followed.
     """
-    c = top.part("vision_config")
-    kind = top.get("model_type", "")
-    hears, plain = kind == OMNI, kind == PLAIN
+    kind, c = top.get("model_type", ""), top.part("vision_config")
+    hears, plain, clova = kind == OMNI, kind == PLAIN, kind in CLOVA
     usual = Marks(around=("<vision>", "</vision>")) if plain else Marks()
-    marks = read_marks(image, CAPITALS if hears else usual)
+    marks = read_marks(image, CAPITALS if hears else CLOVA_TOKENS if clova else usual)
     for key, value in (("hidden_act", "silu"), ("in_channels", 3), ("temporal_patch_size", 2)):
         c.choice(key, (value,), value)
     width, heads = (
@@ -336,7 +363,7 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
         raise ModelError(
             f"{c.where}: {heads} heads in {groups} groups; expected groups that divide the heads"
         )
-    resolution = read_dynamic(image, patch, merge, on_grid=not plain)
+    resolution = read_dynamic(image, patch, merge, on_grid=not (plain or clova))
     if (window := c.count("window_size", 112)) < resolution.factor:
         raise ModelError(
             f"{c.where}: window_size is {window}, expected at least the {resolution.factor} pixels "
@@ -347,7 +374,7 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
         raise ModelError(
             f"{c.where}: fullatt_block_indexes is {full!r:.40}, expected a list of layers"
         )
-    return Qwen25Vision(
+    tower = Qwen25Vision(
         layers=c.count("depth", 32, maximum=MAX_LAYERS),
         width=width,
         ffn=c.count("intermediate_size", 3420, maximum=MAX_WIDTH),
@@ -378,6 +405,18 @@ def read(top: Settings, image: Settings) -> Qwen25Vision:
         hears=hears,
         plain=plain,
     )
+    return _read_clova(top, tower) if clova else tower
+
+
+def _read_clova(top: Settings, tower: Qwen25Vision) -> ClovaVision:
+    vision, text = top.part("vision_config"), top.part("text_config")
+    vision.choice("model_type", ("qwen2_5_vl", "qwen2_5_vl_vision"), "qwen2_5_vl")
+    text.choice("model_type", ("hyperclovax",), "hyperclovax")
+    if top.get("audio_config", None) is not None:
+        raise ModelError(f"{top.where}: audio_config is given; expected a model without ears")
+    same = {field.name: getattr(tower, field.name) for field in fields(tower)}
+    width = text.count("hidden_size", 4096, maximum=MAX_WIDTH)
+    return ClovaVision(**same | {"video": None}, decoder_width=width)
 
 
 def _sound(top: Settings) -> Chunks:
@@ -391,6 +430,9 @@ def _sound(top: Settings) -> Chunks:
 
 
 def _names(name: str) -> tuple[str, ...]:
-    return tuple(
-        f"{tower}.{name}" for tower in ("visual", "model.visual", "thinker.visual", "vision_tower")
-    )
+    towers = ("visual", "model.visual", "thinker.visual", "vision_tower", "model.vision_model")
+    return tuple(f"{tower}.{name}" for tower in towers)
+
+
+def _last_names(name: str) -> tuple[str, ...]:
+    return tuple(f"model.{prefix}{name}" for prefix in ("", "vision_"))

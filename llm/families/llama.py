@@ -1,6 +1,7 @@
 """Llama (arXiv:2407.21783), Mistral (arXiv:2310.06825) and Granite: RoPE, grouped heads, RMS norms
 before, SwiGLU, in Mistral perhaps a window, in Granite four multipliers, in Granite 4 Vision and
-Granite for Docling features of pictures before several layers.
+Granite for Docling features of pictures before several layers, in HyperCLOVA X (arXiv:2601.03286)
+norms after each block as well.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from mtmd.llm.state import KV
 PREFIXES = (
     "language_model.model.",
     "model.language_model.",
+    "model.language_model.model.",
     "model.text_model.",
     "model.",
     "language_model.",
@@ -76,9 +78,10 @@ DEFAULTS = {
     "granite": LLAMA,
     "granite4_vision_text": LLAMA,
     "granite_docling_text": LLAMA,
+    "hyperclovax": LLAMA,
     "minicpmv": LLAMA,
 }
-GRANITE = ("granite", "granite4_vision_text", "granite_docling_text")
+GRANITE = ("granite", "granite4_vision_text", "granite_docling_text", "hyperclovax")
 DOCLING: dict[str, Any] = {
     "vocab_size": 133800,
     "hidden_size": 1024,
@@ -138,6 +141,7 @@ class LlamaText:
     times: Multipliers | None
     stacked: tuple[int, ...]  # layers before which features of pictures are added, the first of all
     scales_pictures: bool  # whether `times` counts for them as for the text
+    after: bool  # whether what a block gives is normed, too
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -158,6 +162,11 @@ class LlamaText:
             "ffn_norm": ("post_attention_layernorm", (self.width,)),
             **mlp_tensors(self.width, self.ffn),
         }
+        if self.after:
+            layer |= {
+                "post_attention_norm": ("post_norm1", (self.width,)),
+                "post_ffw_norm": ("post_norm2", (self.width,)),
+            }
         parameters = decoder_parameters(
             prefixed(PREFIXES),
             [layer] * self.depth,
@@ -202,8 +211,10 @@ class LlamaText:
                 scale=times.attention if times else None,
             )
             y = w.linear(y, f"{at}.attn_output", bias=self.attention_bias)
+            y = w.rms_norm(y, f"{at}.post_attention_norm", self.eps) if self.after else y
             x = self._added(y, x, f"{at}.attn")
             y = swiglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w, bias=self.mlp_bias)
+            y = w.rms_norm(y, f"{at}.post_ffw_norm", self.eps) if self.after else y
             x = self._added(y, x, f"{at}.ffn")
         x = logits(x, inputs, w, eps=self.eps, tied=self.tied)
         if times is None or times.logits == 1:
@@ -234,13 +245,10 @@ def to_gguf(text: LlamaText) -> GgufText:
         if text.stacked:
             parts = {layer: part for part, layer in enumerate(text.stacked) if part}
             keys["deepstack_mapping"] = [parts.get(layer, -1) for layer in range(text.depth)]
-        refused = "scaled pictures with features for layers"
-        return GgufText(
-            "granite",
-            keys,
-            text.rotary,
-            refused=refused if text.stacked and text.scales_pictures else "",
-        )
+        refused = "norms after blocks" if text.after else ""
+        if text.stacked and text.scales_pictures:
+            refused = "scaled pictures with features for layers"
+        return GgufText("granite", keys, text.rotary, refused=refused)
     return GgufText("llama" if text.temper is None else "mistral3", keys, text.rotary)
 
 
@@ -332,9 +340,10 @@ def read(c: Settings) -> LlamaText:
         tied=c.flag("tie_word_embeddings", False),
         divided=c.flag("rope_freqs", False),
         temper=temper,
-        times=_read_multipliers(c) if kind in GRANITE else None,
+        times=_read_multipliers(c, kind, head) if kind in GRANITE else None,
         stacked=(stacked := _read_stacked(c, kind)),
         scales_pictures=not stacked or kind == "granite_docling_text",
+        after=kind == "hyperclovax" and c.flag("use_post_norm", True),
     )
 
 
@@ -356,11 +365,14 @@ def _read_stacked(c: Settings, kind: str) -> tuple[int, ...]:
     return tuple(sorted(given))
 
 
-def _read_multipliers(c: Settings) -> Multipliers:
-    """Logits are divided where the reference does it: not in a model that sees."""
+def _read_multipliers(c: Settings, kind: str, head: int) -> Multipliers:
+    """Logits are divided where the reference does it: not in a model that sees; HyperCLOVA X
+    multiplies by the same number.
+    """
+    clova, scaling = kind == "hyperclovax", c.number("logits_scaling", 1.0)
     return Multipliers(
         c.number("embedding_multiplier", 1.0),
         c.number("residual_multiplier", 1.0),
-        c.number("attention_multiplier", 1.0),
-        1.0 if c.get("part_of", None) in UNSCALED else c.number("logits_scaling", 1.0),
+        c.number("attention_multiplier", head**-0.5 if clova else 1.0),
+        1.0 if c.get("part_of", None) in UNSCALED else 1 / scaling if clova else scaling,
     )

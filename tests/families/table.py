@@ -26,6 +26,7 @@ MODULES = (
     "qwen3_next",
     "phi",
     "qwen_omni",
+    "hyperclovax",
     "phi3",
     "exaone4",
     "exaone4_5",

@@ -32,6 +32,7 @@ WITHOUT = {
     "mllama",
     "ovis2",
     "got_ocr2",
+    "hyperclovax",
 }  # towers that llama.cpp has no projector for
 REFUSED = {  # variants of which llama.cpp takes something else for granted
     "6 heads on 2, image block wider than the window, as published": "does not say scale",
@@ -48,6 +49,7 @@ REFUSED = {  # variants of which llama.cpp takes something else for granted
     "qwen3_next": "no heads of keys that differ from those of values",
     "0.4 of heads of 20, 4 on 2, normed, as published": "has no norms of queries and keys",
     "granite_docling": "no scaled pictures with features for layers",
+    "32b, as published": "no norms after blocks",
     "mllama": "no layers that attend to pictures",
     "janus, of three, 6 heads on 2, no system prompt": "no GGUF holds its image encoder",
     "windows of 4, Q-Formers of two layers": "no GGUF holds its image encoder",

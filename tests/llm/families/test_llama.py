@@ -51,6 +51,12 @@ LONG = {
     "short_factor": [1.0, 1.2, 1.5],
     "long_factor": [1.0, 4.0, 16.0],
 }
+CLOVA: dict[str, Any] = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 0.5,
+    "pad_token_id": None,
+}
 TOKENS = tuple(torch.randint(0, 50, (70,), generator=torch.Generator().manual_seed(1)).tolist())
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -79,6 +85,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "no window": ("Mistral", {"sliding_window": None}),
     "window": ("Mistral", {"sliding_window": 9}),
     "yarn": ("Mistral", {"sliding_window": 30, "rope_parameters": YARN}),
+    "norms after blocks, multipliers": ("HyperCLOVAX", CLOVA),
+    "multipliers, no norms after blocks": (
+        "HyperCLOVAX",
+        CLOVA | {"use_post_norm": False, "attention_multiplier": 0.3},
+    ),
     "queries that grow": ("Ministral3", {"head_dim": 6, "rope_parameters": MINISTRAL}),
 }
 
@@ -148,9 +159,10 @@ def test_queries_grow_in_the_models_own_dtype() -> None:
 
 
 def test_what_is_left_out_and_what_is_null() -> None:
-    from transformers import LlamaConfig, Ministral3Config, MistralConfig
+    from transformers import HyperCLOVAXConfig, LlamaConfig, Ministral3Config, MistralConfig
 
-    for config in (LlamaConfig(), MistralConfig(), Ministral3Config(rope_parameters=MINISTRAL)):
+    grows = Ministral3Config(rope_parameters=MINISTRAL)
+    for config in (LlamaConfig(), MistralConfig(), grows, HyperCLOVAXConfig()):
         rope = {"rope_parameters": config.rope_parameters}
         left_out = read(Settings({"model_type": config.model_type} | rope, "config.json"))
         assert left_out == read(Settings(config.to_dict(), "config.json"))
