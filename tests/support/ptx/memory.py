@@ -57,13 +57,16 @@ def _thread(stamps: Array) -> Array:
 def _differ(a: Array, b: Array) -> Array:
     """Whether rows of bytes [lanes, width] are two results. Sums of fp32 that lanes exchanged are not:
     the compiler makes a square and the first sum one instruction, whose last bit says who added, and
-    has every lane write what it found.
+    has every lane write what it found. Where addends cancel, that bit is theirs: it counts by the
+    largest value of all lanes, too.
     """
     unequal = (a != b).any(1)
     if a.shape[1] % 4 or not unequal.any():
         return unequal
     x, y = a.view(np.float32), b.view(np.float32)
-    near = np.abs(x - y) <= 2.0**-18 * np.maximum(np.abs(x), np.abs(y))
+    sizes = np.maximum(np.abs(x), np.abs(y))
+    largest = np.max(sizes, initial=0, where=np.isfinite(sizes))
+    near = np.abs(x - y) <= np.maximum(2.0**-18 * sizes, 2.0**-24 * largest)
     return unequal & ~(near | (x.view(np.uint32) == y.view(np.uint32))).all(1)
 
 
