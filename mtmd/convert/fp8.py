@@ -27,7 +27,13 @@ from mtmd.loading import find_checkpoint
 from mtmd.options.load import LoadOptions
 
 BLOCK, FP8, CONFIG = 128, "FP8", "config.json"
-COPIED = ("*.json", "*.jinja", "*.model", "*.txt")  # of a folder: what is beside the weights
+COPIED = (
+    "*.json",
+    "*.jinja",
+    "*.model",
+    "*.txt",
+    "adapter_model.safetensors",
+)  # of a folder: what is beside the weights
 
 
 def convert_to_fp8(

@@ -21,13 +21,14 @@ PREFIX = "mmproj-"  # by which llama.cpp's tools and ours find a projector besid
 @dataclass(frozen=True)
 class Written:
     """A file that was written. `nmse`: what weights lost that were quantized before, None where
-    there were none.
+    there were none. `left_out`: what of the model is not in it, "" where nothing is.
     """
 
     path: Path
     kind: str
     bytes: int
     nmse: float | None
+    left_out: str = ""
 
 
 def convert_to_gguf(
@@ -55,5 +56,16 @@ def convert_to_gguf(
     written = []
     for path, kind, metadata, tensors, source in made:
         write_gguf(path, metadata, tensors, source.files, progress)
-        written.append(Written(path, kind, path.stat().st_size, source.nmse))
+        left_out = _adapters_left_out(checkpoint) if path == out else ""
+        written.append(Written(path, kind, path.stat().st_size, source.nmse, left_out))
     return written
+
+
+def _adapters_left_out(checkpoint: Checkpoint) -> str:
+    """Return how to load the adapter that lies in a model's own folder beside the file."""
+    return "; ".join(
+        f"without the adapter for audio: load it with --lora {one.name}={one.path} and choose it "
+        f"with --adapter {one.name}"
+        for one in checkpoint.adapters
+        if one.with_audio
+    )

@@ -23,6 +23,7 @@ from ultravox import ultravox
 
 from mtmd.base.errors import MtmdError
 from mtmd.checkpoint.open import open_checkpoint
+from mtmd.convert.convert import convert
 from mtmd.convert.gguf import convert_to_gguf
 from mtmd.events import Finished
 from mtmd.loading import load
@@ -173,6 +174,12 @@ def test_an_adapter_in_the_folder_is_for_answers_about_audio(
     assert [list(one.output_token_ids) for one in answers] == [expected, without, plain]
     assert [one.receipt.adapters for one in answers] == [{"audio": 1.0}, {}, {}]
     model.close()
+    decoder, *_ = convert(folder, folder.parent / "adapted.gguf", to="F32")
+    assert decoder.left_out.endswith(f"--lora audio={folder} and choose it with --adapter audio")
+    convert(folder, folder.parent / "fp8", to="FP8")
+    with load(folder.parent / "fp8", device="cpu", dtype="fp32") as model:
+        (adapter,) = model.loaded.checkpoint.adapters
+        assert adapter.with_audio
 
 
 def test_an_adapter_of_the_encoder_is_merged(

@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
             if file.nmse is None
             else (f"; weights that were quantized before lost an NMSE of {file.nmse:.2g} more")
         )
-        print(for_terminal(f"{file.path}: {file.kind}, {file.bytes >> 20:,} MiB{lost}"))
+        left_out = file.left_out and f"; {file.left_out}"
+        print(for_terminal(f"{file.path}: {file.kind}, {file.bytes >> 20:,} MiB{lost}{left_out}"))
     print(for_terminal(f"{time.monotonic() - began:.0f} s"), file=sys.stderr)
     return 0
