@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 from mtmd.base.errors import ModelError
+from mtmd.base.spelling import expected_type
 from mtmd.clip.blocks import GgufTower
 from mtmd.clip.resolution.resolution import ImagePlan, Resolution
 from mtmd.clip.video.family import VideoFamily
@@ -300,10 +301,10 @@ def vision_family(model_type: str, config: Settings, image: Settings) -> VisionF
         if entry is not None:
             break
     else:
-        known = sorted(t for e in FAMILIES for t in e.model_types)
+        known = (t for e in FAMILIES for t in e.model_types)
         raise ModelError(
-            f"{config.where}: architecture {model_type!r:.60} is not supported; this version reads "
-            f"{', '.join(known)}"
+            f"{config.where}: architecture {model_type!r:.60} is not supported; "
+            f"{expected_type(model_type, known)}"
         )
     family: VisionFamily = import_module(entry.module).read(config, image)
     return family
@@ -381,10 +382,10 @@ def gguf_vision_family(
     entries = (next((e for e in FAMILIES if name in e.gguf), None) for name in names)
     entry = next((e for e in entries if e), None)
     if entry is None:
-        known = sorted({t.partition("/")[0] for e in FAMILIES for t in e.gguf})
+        known = {t.partition("/")[0] for e in FAMILIES for t in e.gguf}
         raise ModelError(
-            f"{where}: projector type {projector!r:.60} is not supported; this version reads "
-            f"{', '.join(known)}"
+            f"{where}: projector type {projector!r:.60} is not supported; "
+            f"{expected_type(projector, known)}"
         )
     module = import_module(entry.module)
     keys = Settings(

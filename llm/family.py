@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from mtmd.base.errors import ModelError
+from mtmd.base.spelling import expected_type
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import (
     DIVISORS,
@@ -162,10 +163,10 @@ def text_family(model_type: str, config: Settings) -> TextFamily:
     names = {model_type, f"{model_type}/{config.get('version', None)}"}
     entry = next((e for e in FAMILIES if names & {*e.model_types}), None)
     if entry is None:
-        known = sorted(t for e in FAMILIES for t in e.model_types)
+        known = (t for e in FAMILIES for t in e.model_types)
         raise ModelError(
-            f"{config.where}: model_type {model_type!r:.60} is not supported for text; this "
-            f"version reads {', '.join(known)}"
+            f"{config.where}: model_type {model_type!r:.60} is not supported for text; "
+            f"{expected_type(model_type, known)}"
         )
     family: TextFamily = import_module(entry.module).read(config)
     return family
@@ -209,10 +210,10 @@ def gguf_text_family(
     """
     entry = next((e for e in FAMILIES if architecture in e.gguf), None)
     if entry is None:
-        known = sorted(t for e in FAMILIES for t in e.gguf)
+        known = (t for e in FAMILIES for t in e.gguf)
         raise ModelError(
-            f"{where}: architecture {architecture!r:.60} is not supported; this version reads GGUF "
-            f"files of {', '.join(known)}"
+            f"{where}: architecture {architecture!r:.60} is not supported; "
+            f"{expected_type(architecture, known)}"
         )
     module = import_module(entry.module)
     prefix = f"{architecture}."

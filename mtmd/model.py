@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import aclosing
-from copy import copy
 from dataclasses import replace
 from os import PathLike
 from threading import Lock
@@ -656,11 +655,8 @@ def _of_item(error: MtmdError, index: int, image: Images | None) -> MtmdError:
     reported = str(error).removeprefix("image: ")
     is_path = isinstance(image, (str, PathLike)) and not is_url(image)
     path = shortened(printable(one_line(image))) if is_path else ""
-    named = copy(error)
-    named.args = (
-        f"images[{index}]{f' ({path})' if path and path not in reported else ''}: {reported}",
-    )
-    return named
+    where = f"images[{index}]{f' ({path})' if path and path not in reported else ''}"
+    return error.reworded(f"{where}: {reported}")
 
 
 def _with_bar(results: Iterator[T], total: int | None) -> Iterator[T]:

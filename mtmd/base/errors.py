@@ -4,6 +4,8 @@ do.
 
 from __future__ import annotations
 
+from copy import copy
+
 
 class MtmdError(Exception):
     """Base of every error this package raises on purpose. Its text is one line, fit to be shown to
@@ -15,6 +17,12 @@ class MtmdError(Exception):
         super().__init__(
             "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
         )
+
+    def reworded(self, text: str) -> MtmdError:
+        """The same error with another text."""
+        result = copy(self)
+        result.args = (text,)
+        return result
 
 
 class ImageError(MtmdError):
@@ -59,11 +67,13 @@ class ContextError(PromptError):
     """
 
     def __init__(self, text: str, tokens: int | None, context: int, advice: str = "") -> None:
-        super().__init__(text)
+        super().__init__(f"{text}; {advice}" if advice else text)
         self.tokens, self.context, self.text, self.advice = tokens, context, text, advice
 
-    def __str__(self) -> str:
-        return f"{self.text}; {self.advice}" if self.advice else self.text
+    def reworded(self, text: str) -> ContextError:
+        """The same error with another text, which may end with its advice."""
+        words = text.removesuffix(f"; {self.advice}")
+        return ContextError(words, self.tokens, self.context, self.advice)
 
     def with_tools(self, number: int) -> ContextError:
         """The same for a prompt in which so many tools are described."""

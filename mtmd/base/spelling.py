@@ -36,6 +36,15 @@ def did_you_mean(word: str, known: Iterable[str], meant: Mapping[str, str] | Non
     return f"; did you mean {near!r}?" if near else ""
 
 
+def expected_type(word: str, known: Iterable[str]) -> str:
+    """The end of a message about a type of model that is not read: how many are, where they are
+    listed, and which may be meant.
+    """
+    known = set(known)
+    where = f"expected one of the {len(known)} that docs/models.md lists"
+    return f"{where}{did_you_mean(word, known)}"
+
+
 def _nearest_name(part: str, names: Iterable[str]) -> str | None:
     """The name of a file or folder that is spelled most like `part`. An ending that both have, as
     .png, does not make them alike.

@@ -5,12 +5,11 @@ with what is wrong with each; and what comes of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from mtmd.base.errors import ContextError, DeviceError, MtmdError, PromptError
+from mtmd.base.errors import DeviceError, MtmdError, PromptError
 from mtmd.base.options import integer, refuse
 from mtmd.clip.image.decode import Picture
 from mtmd.embedding.receipt import DocumentReceipt, Ranked, Ranking, RankingReceipt, Vectors
@@ -150,9 +149,4 @@ def named(error: MtmdError, location: str) -> MtmdError:
     """The error with its location before it; as it is where the device has failed."""
     if isinstance(error, DeviceError):
         return error
-    if isinstance(error, ContextError):
-        text = f"{location}: {error.text}"
-        return ContextError(text, error.tokens, error.context, error.advice)
-    named = copy(error)
-    named.args = (f"{location}: {error}",)
-    return named
+    return error.reworded(f"{location}: {error}")

@@ -188,8 +188,10 @@ def to_gguf(family: DeepseekOcrVision) -> GgufTower:
     keys = tower_keys(
         family.vit, image_size=family.grid * patch, patch=patch, text_width=family.text_width
     )
-    keys |= sam_keys(family.sam) | tile_keys(resolution)
-    return GgufTower("deepseekocr", keys | {"use_gelu": True})
+    keys |= sam_keys(family.sam) | tile_keys(resolution) | {"use_gelu": True}
+    if family.unlimited:  # for us: llama.cpp reads no such key
+        keys["unlimited_ocr"] = True
+    return GgufTower("deepseekocr", keys)
 
 
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -198,8 +200,9 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
     """
     sam = sam_from_gguf(keys, shapes)
     tiles = keys.get("vision.preproc_max_tiles", None)
+    is_unlimited = keys.flag("unlimited_ocr", tiles == TILES["unlimited_ocr"])
     config = {
-        "model_type": "unlimited_ocr" if tiles == TILES["unlimited_ocr"] else "deepseek_vl_v2",
+        "model_type": "unlimited_ocr" if is_unlimited else "deepseek_vl_v2",
         "vision_config": {
             "sam_config": sam,
             "encoder_config": {
