@@ -18,7 +18,7 @@ demo: $(VENV)/installed
 test: $(VENV)/tested-with
 	$(PYTEST)
 
-# GPU kernels as they are compiled for TARGET, an instruction at a time: all cases, and the tests of single kernels. Some fifteen minutes of CPU.
+# GPU kernels as they are compiled for TARGET, an instruction at a time: all cases, and the tests of single kernels.
 TARGET ?= cuda:80
 ptx: $(VENV)/tested-with
 	$(PYTEST) --ptx $(TARGET) tests/kernels/gpu/test_table.py tests/kernels/gpu/test_flash_attention.py tests/kernels/gpu/test_gpu_*.py
