@@ -45,6 +45,7 @@ FAMILIES = (
     Entry(
         "mtmd.clip.families.gemma4.unified", ("gemma4_unified",), ("gemma4uv",), ("gemma4_unified",)
     ),
+    Entry("mtmd.clip.families.blip.blip2", ("blip-2",)),
     Entry("mtmd.clip.families.moondream", ("moondream1",), ("mlp/wide",)),
     Entry("mtmd.clip.families.idefics2", ("idefics2",)),
     Entry("mtmd.clip.families.ovis2", ("ovis2",), ties=("ovis2",)),
@@ -173,6 +174,13 @@ class PrefixFamily(Protocol):
 
     whole_prompt: bool
     """Whether all of them do, or only those up to its last picture."""
+
+
+@runtime_checkable
+class PicturesFirst(Protocol):
+    """A family whose pictures stand before the tokens that begin a prompt."""
+
+    before_bos: bool
 
 
 @runtime_checkable

@@ -30,6 +30,18 @@ def token_embeddings(inputs: TextInputs, w: Weights, scale: float = 1.0) -> Node
     )
 
 
+def placed(x: Node, inputs: TextInputs, w: Weights, first: int = 0) -> Node:
+    """Return x with a learned vector of each token's position added: row `first` of the table for
+    position 0.
+
+    x [T, D], position_embd.weight [N, D] -> [T, D]
+    """
+    rows = ops.take_rows(
+        w.tensor("position_embd.weight"), inputs.position_rows(first), name="position_embd"
+    )
+    return ops.add(x, rows, name="placed")
+
+
 def image_features(inputs: TextInputs, part: int, width: int) -> Node:
     """Return what each image token holds: 0 its embedding, others what a layer adds -> [M, D]"""
     rows = inputs.image_rows()

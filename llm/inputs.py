@@ -157,6 +157,14 @@ class TextInputs:
             self._made[name] = ops.rope_table(positions, divisors, rotary=rotary, name=name)
         return self._made[name]
 
+    def position_rows(self, first: int) -> Node:
+        """int64 [T], the row of a table that each token takes by its position, where the first one
+        takes row `first`.
+        """
+        return self._input(
+            "inp.position_rows", (self.tokens,), torch.int64, lambda b: b.positions[0] + first
+        )
+
     def growth(self, temper: tuple[float, float] | None) -> Node | None:
         """[T, 1, 1], what the queries of each token are multiplied by where they grow with its
         position: 1 + beta log(1 + floor(position / period)), `temper` being beta and period.

@@ -24,6 +24,7 @@ from mtmd.clip.blocks import (
     vit_parameters,
 )
 from mtmd.clip.image.pixels import RoundedNormalize, gguf_image, read_normalize
+from mtmd.clip.pictures_first import pictures_first
 from mtmd.clip.resolution.fixed_square import FixedSquare, read_fixed_square
 from mtmd.clip.resolution.overlapping import OverlappingCrops, read_overlapping_crops
 from mtmd.clip.resolution.resolution import ImagePlan
@@ -40,30 +41,23 @@ SKILL, ARGUMENT, ANSWER = (f"<|md_reserved_{i}|>" for i in range(3))
 # repository; those before are in float16 and have their own, which later ones still hold.
 TOKENIZER = "moondream/starmie-v1"
 TASKS = {"caption": "Caption", "short-caption": "Short caption", "long-caption": "Long caption"}
-_BEGIN = (
-    "{{ '" + END + "' }}{% for m in messages %}{% if m.content is not string %}"
-    "{% for c in m.content %}{% if c.type == 'image' %}<image>{% endif %}{% endfor %}{% endif %}"
-    "{% if m.role == 'system' %}{{ raise_exception('there is no place for a system text') }}"
-    "{% endif %}{% endfor %}{% for m in messages %}"
-    "{% set text = m.content if m.content is string else "
-    "m.content | selectattr('type', 'equalto', 'text') | map(attribute='text') | join('\\n') %}"
-)
+_BEGIN = "{{ '" + END + "' }}"
 # The authors' code of 2024 and of 2025-01-09 to 2025-04-14
-QUESTIONS = (
-    _BEGIN + "{% if loop.first %}{{ '\\n\\n' }}{% endif %}"
+QUESTIONS = _BEGIN + pictures_first(
+    "{% if loop.first %}{{ '\\n\\n' }}{% endif %}"
     "{% if m.role == 'assistant' %}{{ ' ' + text + '\\n\\n' }}"
     "{% elif text | trim in ('Caption', 'Short caption', 'Long caption') %}{{ text | trim + ':' }}"
     "{% elif text | trim %}{{ 'Question: ' + text + '\\n\\nAnswer:' }}"
-    "{% else %}{{ 'Caption:' }}{% endif %}{% endfor %}"
+    "{% else %}{{ 'Caption:' }}{% endif %}"
 )
 # That of 2025-06-21, which ends a question twice where it does not reason before the answer
 QUERY = f"{SKILL}query{ARGUMENT}{{}}{ANSWER}{ANSWER}"
 DESCRIBE = f"{SKILL}describe{ARGUMENT}{{}}{ANSWER}"
 LENGTHS = {"Caption": "normal", "Short caption": "short", "Long caption": "long"}
-SKILLS = (
-    _BEGIN + "{% if m.role == 'assistant' %}{{ text + '" + END + "' }}"
+SKILLS = _BEGIN + pictures_first(
+    "{% if m.role == 'assistant' %}{{ text + '" + END + "' }}"
     "{% elif text | trim %}{{ '" + QUERY.format("' + text + '") + "' }}"
-    "{% else %}{{ '" + DESCRIBE.format("normal") + "' }}{% endif %}{% endfor %}"
+    "{% else %}{{ '" + DESCRIBE.format("normal") + "' }}{% endif %}"
 )
 
 

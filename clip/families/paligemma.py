@@ -48,6 +48,7 @@ class PaliGemmaVision:
     video = None
     template = TEMPLATE
     whole_prompt = True
+    before_bos = True
     unused = (r"(model\.)?vision_tower\.(vision_model\.)?head\..*",)  # SigLIP's pooling head
 
     def parameters(self) -> Mapping[str, Parameter]:

@@ -85,7 +85,12 @@ class Tokenizer:
             i for i, token in inner.get_added_tokens_decoder().items() if token.special
         )
         self._skipped |= {i for i, first in self._repeated.items() if first in self._skipped}
-        spelled = (inner.id_to_token(i) for i in self.ends)
+        # An end of blanks, such as OPT's line break, is what people write.
+        spelled = (
+            inner.id_to_token(i)
+            for i in self.ends
+            if inner.decode([i], skip_special_tokens=False).strip()
+        )
         reserved = frozenset(t for t in (*reserved, *spelled) if t and t.strip())
         known = {text for text in reserved if inner.token_to_id(text) is not None}
         # Blank tokens stay open: sealing them would change how every indented text is cut.

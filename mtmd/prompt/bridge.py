@@ -32,6 +32,7 @@ from mtmd.clip.family import (
     ContextFamily,
     MarkedFamily,
     Numbered,
+    PicturesFirst,
     PrefixFamily,
     RewritesPrompt,
     ScalesBoxes,
@@ -385,7 +386,7 @@ class Bridge:
         if isinstance(family, RewritesPrompt):
             text = family.rewritten(text)
         tokens = {self.tokenizer.id(token) for token in self.tokens}
-        pieces = pieces_of(self.tokenizer.encode_prompt(text), tokens, _parts(shown))
+        pieces = pieces_of(self._encoded(text), tokens, _parts(shown))
         first = 0
         for one in shown:
             count = len(flat([one]))
@@ -393,6 +394,15 @@ class Bridge:
                 pieces = with_shared_marks(pieces, range(first, first + count))
             first += count
         return pieces
+
+    def _encoded(self, text: str) -> list[int]:
+        """Tokens of a prompt's text, with what the tokenizer puts around it."""
+        family: object = self.encoder.family if self.encoder else None
+        if not isinstance(family, PicturesFirst):
+            return self.tokenizer.encode_prompt(text)
+        assert self.encoder is not None
+        pictures, token, rest = text.rpartition(self.encoder.family.image_token)
+        return [*self.tokenizer.encode(pictures + token), *self.tokenizer.encode_prompt(rest)]
 
     @property
     def _shares_marks(self) -> bool:

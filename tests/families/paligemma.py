@@ -72,7 +72,7 @@ def paligemma(
     from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration, PaliGemmaProcessor
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-    tokens, tower = tokenizer(SPECIAL), VISION | (vision or {})
+    tokens, tower = tokenizer(SPECIAL, bos="<bos>"), VISION | (vision or {})
     config = PaliGemmaConfig(
         vision_config=tower,
         text_config={

@@ -9,6 +9,7 @@ from common import Row
 MODULES = (
     "gemma3",
     "paligemma",
+    "blip2",
     "moondream",
     "idefics2",
     "mllama",
@@ -25,6 +26,7 @@ MODULES = (
     "qwen3_5",
     "qwen3_next",
     "phi",
+    "opt",
     "qwen_omni",
     "hyperclovax",
     "phi3",

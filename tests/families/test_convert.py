@@ -23,6 +23,7 @@ Build = Callable[[str, str], Oracle]
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 WITHOUT = {
     "aya_vision",
+    "blip2",
     "moondream",
     "llava_onevision",
     "llava_video",
@@ -50,6 +51,8 @@ REFUSED = {  # variants of which llama.cpp takes something else for granted
     "0.4 of heads of 20, 4 on 2, normed, as published": "has no norms of queries and keys",
     "granite_docling": "no scaled pictures with features for layers",
     "32b, as published": "no norms after blocks",
+    "opt": "no learned positions",
+    "opt, cross attention in every second layer": "no learned positions",
     "mllama": "no layers that attend to pictures",
     "janus, of three, 6 heads on 2, no system prompt": "no GGUF holds its image encoder",
     "windows of 4, Q-Formers of two layers": "no GGUF holds its image encoder",

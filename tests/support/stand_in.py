@@ -64,6 +64,7 @@ ALLOWED = frozenset(
         "mean",
         "mul",
         "mul_",
+        "relu_",
         "narrow",
         "new_zeros",
         "pad",

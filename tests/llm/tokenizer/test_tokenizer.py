@@ -89,6 +89,15 @@ def test_an_end_that_is_not_flagged_is_no_text_of_users(tmp_path: Path) -> None:
     assert end not in ours.encode(ours.seal("The<end>x")) and ours.ends == {end}
 
 
+def test_an_end_that_is_a_line_break_may_be_written(tmp_path: Path) -> None:
+    """As BLIP-2's with OPT."""
+    inner = byte_level()
+    end = inner.token_to_id("Ċ")
+    ours = Tokenizer.from_folder(save(tmp_path, inner), ends=[end])
+    assert ours.encode(ours.seal("a\nb")) == inner.encode("a\nb", add_special_tokens=False).ids
+    assert end in ours.encode("a\nb") and ours.ends == {end}
+
+
 def test_a_picture_place_that_is_no_token_is_sealed_too(tmp_path: Path) -> None:
     """The template's pictures are found by its text; what a user writes is not one of them."""
     config = {"additional_special_tokens": ["<gone>"]}
