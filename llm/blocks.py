@@ -30,7 +30,7 @@ def token_embeddings(inputs: TextInputs, w: Weights, scale: float = 1.0) -> Node
     )
 
 
-def placed(x: Node, inputs: TextInputs, w: Weights, first: int = 0) -> Node:
+def add_positions(x: Node, inputs: TextInputs, w: Weights, first: int = 0) -> Node:
     """Return x with a learned vector of each token's position added: row `first` of the table for
     position 0.
 
@@ -39,7 +39,7 @@ def placed(x: Node, inputs: TextInputs, w: Weights, first: int = 0) -> Node:
     rows = ops.take_rows(
         w.tensor("position_embd.weight"), inputs.position_rows(first), name="position_embd"
     )
-    return ops.add(x, rows, name="placed")
+    return ops.add(x, rows, name="positions")
 
 
 def image_features(inputs: TextInputs, part: int, width: int) -> Node:

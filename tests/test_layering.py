@@ -58,6 +58,7 @@ ORDER = {
         ("token_budget", "tasks", "image", "blocks", "marks", "grids", "media_file"),
         (
             "resolution",
+            "pictures_first",
             "qformer",
             "sam",
         ),  # from pixels to tiles; an encoder that several families have

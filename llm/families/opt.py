@@ -15,7 +15,13 @@ from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, S
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
-from mtmd.llm.blocks import attend, cache_keys_values, placed, queries_keys_values, token_embeddings
+from mtmd.llm.blocks import (
+    add_positions,
+    attend,
+    cache_keys_values,
+    queries_keys_values,
+    token_embeddings,
+)
 from mtmd.llm.gguf_keys import GgufText
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import COPIED_HEAD, decoder_parameters, prefixed
@@ -103,7 +109,7 @@ class OptText:
         x = token_embeddings(inputs, w)
         if self.inner != self.width:
             x = w.linear(x, "token_embd_in")
-        x = placed(x, inputs, w, FIRST_POSITION)
+        x = add_positions(x, inputs, w, FIRST_POSITION)
         for layer in inputs.layers(self.depth):
             at = f"blk.{layer}"
             y = self._before(x, f"{at}.attn_norm", w)
