@@ -20,12 +20,14 @@ from mtmd.kernels.graph import Shape
 @dataclass(frozen=True)
 class Entry:
     """A family's file, and the names its models go by: model_type in a config.json;
-    clip.audio.projector_type, or clip.projector_type, in a GGUF.
+    clip.audio.projector_type, or clip.projector_type, in a GGUF; `architecture` in a config.json
+    that has no model_type.
     """
 
     module: str
     model_types: tuple[str, ...]
     gguf: tuple[str, ...] = ()
+    architecture: str = ""
 
 
 FAMILIES = (
@@ -34,6 +36,12 @@ FAMILIES = (
     Entry("mtmd.clip.families.gemma4.unified_audio", ("gemma4_unified",), ("gemma4ua",)),
     Entry("mtmd.clip.families.glm_asr", ("glmasr",), ("glma",)),
     Entry("mtmd.clip.families.granite_speech", ("granite_speech",), ("granite_speech",)),
+    Entry(
+        "mtmd.clip.families.lfm2_audio",
+        ("lfm2_audio",),
+        ("lfm2a",),
+        "Lfm2AudioForConditionalGeneration",
+    ),
     Entry("mtmd.clip.families.qwen2_5_omni_audio", ("qwen2_5_omni_thinker",), ("qwen2.5o",)),
     Entry("mtmd.clip.families.qwen2_audio", ("qwen2_audio",), ("qwen2a",)),
     Entry(
@@ -74,6 +82,22 @@ def hears(config: Settings) -> bool:
     return any(config.get(key, None) is not None for key in ("audio_config", "encoder_config"))
 
 
+def with_model_type(config: Settings) -> Settings:
+    """Return a config.json in transformers' words, where its authors have words of their own and
+    name an architecture alone.
+    """
+    if config.get("model_type", None) is not None:
+        return config
+    named = config.get("architectures", None)
+    entry = next(
+        (e for e in FAMILIES if e.architecture and named in ([e.architecture], e.architecture)),
+        None,
+    )
+    if entry is None:
+        return config
+    return Settings(import_module(entry.module).usual_words(config), config.where)
+
+
 def audio_family(model_type: str, config: Settings, features: Settings) -> AudioFamily | None:
     """The family of a checkpoint; `features` are its feature extractor's settings. None where it
     has no weights for audio, or none that are read. Raises ModelError for settings that cannot be
@@ -110,9 +134,9 @@ def gguf_audio_family(
     return family
 
 
-def gguf_of(family: AudioFamily, where: str, alone: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+def gguf_of(family: AudioFamily, where: str, alone: bool) -> tuple[dict[str, Any], GgufTower]:
     """Return the keys with which a GGUF describes an audio encoder, beside those of an image
-    encoder in the same file, or `alone`, and the tensors that are F32 in every file. Raises
+    encoder in the same file, or `alone`, and its tower, which says what else is in the file. Raises
     ModelError for one that llama.cpp has no projector for: `where` names the checkpoint.
     """
     module = import_module(type(family).__module__)
@@ -123,4 +147,4 @@ def gguf_of(family: AudioFamily, where: str, alone: bool) -> tuple[dict[str, Any
         )
     kind = "projector_type" if alone else "audio.projector_type"
     keys = {"has_audio_encoder": True, kind: made.projector, **made.keys}
-    return {f"clip.{key}": value for key, value in keys.items()}, made.unrounded
+    return {f"clip.{key}": value for key, value in keys.items()}, made

@@ -156,9 +156,10 @@ def audio_pieces(
     """Audio in pieces, each with the question about it. Raises OptionError."""
     prompt, begun = request.prompt(instructions), request.begun(instructions)
     rate, made, heading = audio.rate, [], "" if begun else instructions.heading
-    system: list[Message] = []
+    system_text = "" if request.translate else instructions.system
     if instructions.hint_is_system and request.hint.strip():
-        system = [{"role": "system", "content": request.hint}]
+        system_text = request.hint
+    system: list[Message] = [{"role": "system", "content": system_text}] if system_text else []
     for start, stop in pieces(audio.samples, rate, instructions.seconds):
         part = {"type": "audio", "audio": GivenSamples(audio.samples[start:stop], rate)}
         content = [part, *([{"type": "text", "text": prompt}] if prompt else [])]

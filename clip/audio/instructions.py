@@ -21,6 +21,7 @@ class Instructions:
         begun: what the answer begins with where a language is named, the heading with it.
         hint_is_system: words that may occur are the system message, and nothing else is said of
             them; otherwise they are a part of the prompt.
+        system: the system message of a transcript; none where it is empty.
     """
 
     transcribe: str
@@ -31,6 +32,7 @@ class Instructions:
     heading: str = ""
     begun: str = ""
     hint_is_system: bool = False
+    system: str = ""
 
 
 # In the words of Qwen2.5-Omni's and Qwen3-Omni's authors.

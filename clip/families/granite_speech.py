@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from mtmd.base.errors import ModelError
+from mtmd.clip.audio.conformer import EPS, MAX_KERNEL, Convolution, biased, half_feed_forward
 from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.audio.pairs import PairWindows, read_pairs
 from mtmd.clip.blocks import GgufTower, attend, checkpoint_names, learned_queries, split_heads
@@ -31,11 +32,9 @@ INSTRUCTIONS = Instructions(
     translate="can you translate the speech to {language}?",
     seconds=30.0,
 )
-EPS = 1e-5  # of the conformer's norms; settings do not say
 QUERY_EPS = 1e-12  # of the Q-Former's
 PIECE = 15_000  # positions, five minutes, that are encoded at once; the authors have no limit
 MAX_CONTEXT = 4096
-MAX_KERNEL = 1024
 NORMS = {
     "ffn_norm": "ff1.pre_norm",
     "ln1": "attn.pre_norm",
@@ -43,7 +42,7 @@ NORMS = {
     "ffn_norm_1": "ff2.pre_norm",
     "ln2": "post_norm",
 }
-NORMALIZED = ("weight", "bias", "running_mean", "running_var")  # of a batch norm
+CONVOLUTION = ("up_conv", "depth_conv.conv", "down_conv", "batch_norm")
 ENDS = {
     "a.input_projection": "encoder.input_linear",
     "a.enc_ctc_out": "encoder.out",
@@ -104,7 +103,7 @@ class GraniteSpeech:
             "a.proj_linear": (self.text_width, former.width),
         }
         for at, theirs in ENDS.items():
-            result |= _biased(at, theirs, sizes[at])
+            result |= biased(at, theirs, sizes[at])
         for layer in range(self.layers):
             result |= self._layer(f"a.blk.{layer}", f"encoder.layers.{layer}")
         for layer in range(former.layers):
@@ -129,14 +128,14 @@ class GraniteSpeech:
         return result
 
     def _layer(self, at: str, theirs: str) -> dict[str, Parameter]:
-        width, inner, mixed = self.width, self.inner, self.heads * self.head
+        width, mixed = self.width, self.heads * self.head
         result: dict[str, Parameter] = {}
         for norm, name in NORMS.items():
-            result |= _biased(f"{at}.{norm}", f"{theirs}.{name}", (width,))
+            result |= biased(f"{at}.{norm}", f"{theirs}.{name}", (width,))
         for which, name in (("", "ff1"), ("_1", "ff2")):
             up, down = (self.ffn, width), (width, self.ffn)
-            result |= _biased(f"{at}.ffn_up{which}", f"{theirs}.{name}.up_proj", up)
-            result |= _biased(f"{at}.ffn_down{which}", f"{theirs}.{name}.down_proj", down)
+            result |= biased(f"{at}.ffn_up{which}", f"{theirs}.{name}.up_proj", up)
+            result |= biased(f"{at}.ffn_down{which}", f"{theirs}.{name}.down_proj", down)
         result[f"{at}.attn_q.weight"] = Parameter(
             (mixed, width), checkpoint_names(f"{theirs}.attn.to_q.weight")
         )
@@ -147,52 +146,15 @@ class GraniteSpeech:
                 (2 * mixed, width),
                 _keys if part == "k" else _values,
             )
-        result |= _biased(f"{at}.attn_out", f"{theirs}.attn.to_out", (width, mixed))
+        result |= biased(f"{at}.attn_out", f"{theirs}.attn.to_out", (width, mixed))
         result[f"{at}.attn_rel_pos_emb"] = Parameter(
             (2 * self.reach + 1, self.head), checkpoint_names(f"{theirs}.attn.rel_pos_emb.weight")
         )
-        for part, name, shape in (
-            ("conv_pw1", "up_conv", (2 * inner, width)),
-            ("conv_pw2", "down_conv", (width, inner)),
-        ):
-            result[f"{at}.{part}.weight"] = Parameter(
-                shape,
-                checkpoint_names(f"{theirs}.conv.{name}.weight"),
-                (*shape, 1),
-                lambda kernel: kernel[..., 0],
-            )
-            result[f"{at}.{part}.bias"] = Parameter(
-                shape[:1], checkpoint_names(f"{theirs}.conv.{name}.bias")
-            )
-        result[f"{at}.conv_dw.weight"] = Parameter(
-            (inner, 1, 1, self.kernel),
-            checkpoint_names(f"{theirs}.conv.depth_conv.conv.weight"),
-            (inner, 1, self.kernel),
-            lambda kernel: kernel[:, None],
-            gguf=(
-                Stored(
-                    (f"{at}.conv_dw.weight",),
-                    (inner, self.kernel),
-                    lambda kernel: kernel[:, None, None],
-                    invert=lambda kernel: (kernel[:, 0, 0],),
-                ),
-            ),
-        )
-        normed = [f"{theirs}.conv.batch_norm.{part}" for part in NORMALIZED]
-        for kind, parts, fold in (("weight", (0, 3), _factor), ("bias", (0, 1, 2, 3), _offset)):
-            name = f"{at}.conv_norm.{kind}"
-            ways = zip(*(checkpoint_names(normed[part]) for part in parts), strict=True)
-            # llama.cpp's converter has had both names
-            result[name] = Parameter(
-                (inner,),
-                (),
-                others=tuple(Stored(names, (inner,), fold) for names in ways),
-                gguf=tuple(
-                    Stored((one,), (inner,), invert=lambda value: (value,))
-                    for one in (name, f"{at}.conv_norm_var.{kind}")
-                ),
-            )
-        return result
+        return result | self._convolution.parameters(at, f"{theirs}.conv")
+
+    @property
+    def _convolution(self) -> Convolution:
+        return Convolution(self.width, self.inner, self.kernel, CONVOLUTION)
 
     def _query_layer(self, at: str, theirs: str) -> dict[str, Parameter]:
         former, result = self.former, dict[str, Parameter]()
@@ -203,16 +165,16 @@ class GraniteSpeech:
         ):
             for part, full in (("q", "query"), ("k", "key"), ("v", "value")):
                 shape = square if part == "q" else (former.width, seen)
-                result |= _biased(
+                result |= biased(
                     f"{at}.{kind}_attn_{part}", f"{theirs}.{name}.attention.{full}", shape
                 )
-            result |= _biased(f"{at}.{kind}_attn_out", f"{theirs}.{name}.output.dense", square)
+            result |= biased(f"{at}.{kind}_attn_out", f"{theirs}.{name}.output.dense", square)
             norm = f"{theirs}.{name}.output.LayerNorm"
-            result |= _biased(f"{at}.{kind}_attn_norm", norm, square[:1])
+            result |= biased(f"{at}.{kind}_attn_norm", norm, square[:1])
         up, down = (former.ffn, former.width), (former.width, former.ffn)
-        result |= _biased(f"{at}.ffn_up", f"{theirs}.intermediate_query.dense", up)
-        result |= _biased(f"{at}.ffn_down", f"{theirs}.output_query.dense", down)
-        return result | _biased(f"{at}.ffn_norm", f"{theirs}.output_query.LayerNorm", square[:1])
+        result |= biased(f"{at}.ffn_up", f"{theirs}.intermediate_query.dense", up)
+        result |= biased(f"{at}.ffn_down", f"{theirs}.output_query.dense", down)
+        return result | biased(f"{at}.ffn_norm", f"{theirs}.output_query.LayerNorm", square[:1])
 
     def prompt(self, plan: ImagePlan) -> str:
         return self.token * plan.tokens
@@ -238,19 +200,11 @@ class GraniteSpeech:
     def _conformer(
         self, x: Node, at: str, seen: Node, w: Weights, attention: AttentionForm
     ) -> Node:
-        x = self._feed_forward(x, at, "", w)
+        x = half_feed_forward(x, at, "", w)
         x = self._attention(x, at, seen, w, attention)
-        x = self._convolution(x, at, w)
-        x = self._feed_forward(x, at, "_1", w)
+        x = self._convolution.graph(x, at, w)
+        x = half_feed_forward(x, at, "_1", w)
         return w.layer_norm(x, f"{at}.ln2", EPS)
-
-    def _feed_forward(self, x: Node, at: str, which: str, w: Weights) -> Node:
-        """Add half of a feed-forward layer          [B, T, C] -> [B, T, C]"""
-        y = w.layer_norm(x, f"{at}.ffn_norm{which}", EPS)
-        y = ops.silu(w.linear(y, f"{at}.ffn_up{which}", bias=True), name=f"{at}.ffn_silu{which}")
-        y = w.linear(y, f"{at}.ffn_down{which}", bias=True)
-        y = ops.scale(y, factor=0.5, name=f"{at}.ffn_half{which}")
-        return ops.add(y, x, name=f"{at}.ffn_residual{which}")
 
     def _attention(
         self, x: Node, at: str, seen: Node, w: Weights, attention: AttentionForm
@@ -272,29 +226,6 @@ class GraniteSpeech:
         k = ops.relative_keys(k, grid=grid, rows=False, name=f"{at}.attn_k.relative")
         y = attend(q, k, v, attention, at=at, bounds=seen, scale=self.head**-0.5)
         return ops.add(w.linear(y, f"{at}.attn_out", bias=True), x, name=f"{at}.attn_residual")
-
-    def _convolution(self, x: Node, at: str, w: Weights) -> Node:
-        """Gated convolution of each channel          x [B, T, C] -> [B, T, C]"""
-        y = w.linear(w.layer_norm(x, f"{at}.norm_conv", EPS), f"{at}.conv_pw1", bias=True)
-        y, gate = (
-            ops.columns(
-                y, start=i * self.inner, stop=(i + 1) * self.inner, name=f"{at}.conv_{part}"
-            )
-            for i, part in enumerate(("value", "gate"))
-        )
-        before = self.kernel // 2
-        y = ops.conv2d(
-            ops.sigmoid_gate(y, gate, name=f"{at}.conv_gated"),
-            w.tensor(f"{at}.conv_dw.weight"),
-            grid=(1, x.shape[1]),
-            padding=(0, 0, before, self.kernel - 1 - before),
-            groups=self.inner,
-            name=f"{at}.conv_dw",
-        )
-        y = ops.mul(y, w.tensor(f"{at}.conv_norm.weight"), name=f"{at}.conv_scaled")
-        y = ops.add(y, w.tensor(f"{at}.conv_norm.bias"), name=f"{at}.conv_normed")
-        y = w.linear(ops.silu(y, name=f"{at}.conv_silu"), f"{at}.conv_pw2", bias=True)
-        return ops.add(y, x, name=f"{at}.conv_residual")
 
     def _classified(self, x: Node, w: Weights) -> Node:
         """Add the projected classes of each position          x [B, T, C] -> [B, T, C]"""
@@ -353,24 +284,6 @@ def _keys(both: torch.Tensor) -> torch.Tensor:
 
 def _values(both: torch.Tensor) -> torch.Tensor:
     return both.chunk(2)[1]
-
-
-def _factor(weight: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
-    """Return the factor of a batch norm."""
-    return weight.float() / (variance.float() + EPS).sqrt()
-
-
-def _offset(
-    weight: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor
-) -> torch.Tensor:
-    return bias.float() - mean.float() * _factor(weight, variance)
-
-
-def _biased(at: str, theirs: str, shape: Shape) -> dict[str, Parameter]:
-    return {
-        f"{at}.{kind}": Parameter(size, checkpoint_names(f"{theirs}.{kind}"))
-        for kind, size in (("weight", shape), ("bias", shape[:1]))
-    }
 
 
 def to_gguf(family: GraniteSpeech) -> GgufTower | None:

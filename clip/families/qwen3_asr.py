@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from mtmd.base.errors import ModelError
+from mtmd.clip.audio.conformer import by_channel, by_frequency
 from mtmd.clip.audio.instructions import OMNI as OMNI_INSTRUCTIONS
 from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.audio.mel import read_mel
@@ -92,13 +94,13 @@ class Qwen3Asr:
                 flat,
                 _tower("conv_out.weight"),
                 flat,
-                self._by_frequency,
+                partial(by_frequency, channels),
                 gguf=(
                     Stored(
                         ("a.conv_out.weight",),
                         flat,
-                        self._by_frequency,
-                        invert=lambda w: (self._by_channel(w),),
+                        partial(by_frequency, channels),
+                        invert=lambda w: (by_channel(channels, w),),
                     ),
                 ),
             ),
@@ -150,15 +152,6 @@ class Qwen3Asr:
                     ),
                 )
         return result
-
-    def _by_frequency(self, w: torch.Tensor) -> torch.Tensor:
-        """Columns of a channel's frequencies as those of a frequency's channels."""
-        columns: torch.Tensor = w.unflatten(1, (self.channels, self.rows))
-        return columns.transpose(1, 2).flatten(1)
-
-    def _by_channel(self, w: torch.Tensor) -> torch.Tensor:
-        columns: torch.Tensor = w.unflatten(1, (self.rows, self.channels))
-        return columns.transpose(1, 2).flatten(1)
 
     def prompt(self, plan: ImagePlan) -> str:
         return (self.token * plan.tokens).join(self.marks.around_audio)

@@ -41,7 +41,7 @@ from mtmd.llm.parameters import (
 from mtmd.llm.state import KV, ConvWindow, State
 
 KINDS = CONV, _ = ("conv", "full_attention")
-SOURCE = prefixed(("model.language_model.", "language_model.model.", "model."))
+SOURCE = prefixed(("model.language_model.", "language_model.model.", "model.", "lfm."))
 NAMES = ExpertNames(("w1", "w3", "w2"), bias="expert_bias")
 EPS = 1e-6  # added to the sum of a token's weights
 # What transformers takes for keys that a config.json leaves out, by model_type.

@@ -23,7 +23,7 @@ from mtmd.checkpoint.hub import cached_tokenizer
 from mtmd.checkpoint.pooling import gives_last_state
 from mtmd.checkpoint.sampling import GENERATION_CONFIG, of_config, of_generation_config
 from mtmd.checkpoint.stored import refused_by_name, text_as_stored, tying
-from mtmd.clip.audio_family import AudioFamily, audio_family, hears
+from mtmd.clip.audio_family import AudioFamily, audio_family, hears, with_model_type
 from mtmd.clip.dual.family import is_dual
 from mtmd.clip.family import FAMILIES as VISION_FAMILIES
 from mtmd.clip.family import (
@@ -151,7 +151,9 @@ def answering_part(config: Settings) -> Settings:
     its thinker. Raises ModelError for one that is not read.
     """
     has_voice = config.get("thinker_config", None) is not None
-    return config.part("thinker_config") if has_voice else in_usual_words(config)
+    if has_voice:
+        return config.part("thinker_config")
+    return in_usual_words(with_model_type(config))
 
 
 def _check_kind(settings: Settings) -> None:

@@ -33,8 +33,16 @@ TOKENIZER_FILES = ("spiece.model", "merges.txt", "tiktoken.model")  # those that
 ALLOWED = ["*.safetensors", "*.json", "*.jinja", *TOKENIZER_FILES]
 TOKENIZER_ALLOWED = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
 CONFIG_BYTES = 1 << 20  # of config.json in which it is looked for
-# Of folders, those in which sentence-transformers says what the last layer's states are used for.
-IGNORED = ["[!1]*/*", "1[!_]*/*", "*/*/*", "*/*.safetensors", "consolidated*.safetensors"]
+# Of folders, those in which sentence-transformers says what the last layer's states are used for;
+# `tokenizer-*` is a codec of audio that is spoken.
+IGNORED = [
+    "tokenizer-*.safetensors",
+    "[!1]*/*",
+    "1[!_]*/*",
+    "*/*/*",
+    "*/*.safetensors",
+    "consolidated*.safetensors",
+]
 
 DEMO = "demo"  # names the model that is part of the package, where no file is called so
 DEMO_NAME = "demo model"

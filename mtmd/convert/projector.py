@@ -24,6 +24,7 @@ FIRST = (
     "a.conv1d.1.weight",
     "a.conv2d.1.weight",
     "a.input_projection.weight",
+    "a.pre_encode.out.weight",
 )  # whose type is that of an encoder's numbers
 
 
@@ -64,7 +65,8 @@ def converted_projector(
             added |= tower.tensors
             parameters |= vision.parameters()
         if audio is not None:
-            keys, unrounded = audio_gguf_of(audio, where, alone=vision is None)
+            keys, tower = audio_gguf_of(audio, where, alone=vision is None)
+            added, unrounded = {**added, **tower.tensors}, tower.unrounded
             described = _of_both(described, keys) if vision is not None else keys
             parameters |= audio.parameters()
         weights = CanonicalWeights(file, parameters, where)

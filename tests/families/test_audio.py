@@ -18,6 +18,7 @@ import torch
 from audio_cases import CASES as TRANSFORMERS
 from audio_cases import AudioOracle
 from gguf_files import decoder, glma_projector
+from lfm2_audio import lfm2_audio
 from sounds import tones
 from ultravox import ultravox
 
@@ -32,6 +33,7 @@ from mtmd.options.load import LoadOptions
 from mtmd.prompt.audio_input import AudioInput
 
 CASES = TRANSFORMERS | {
+    "lfm2_audio": lfm2_audio,
     "ultravox": ultravox,
     "ultravox, before 0.5": partial(ultravox, between=False),
 }

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -82,10 +82,16 @@ class Ultravox(nn.Module):
         return x
 
 
+class Embeds(Protocol):
+    language_model: Any
+
+    def embedded(self, inputs: dict[str, Any], token: int) -> torch.Tensor: ...
+
+
 class Answers:
     """What an oracle asks of a model: logits, and tokens one by one."""
 
-    def __init__(self, model: Ultravox, token: int):
+    def __init__(self, model: Embeds, token: int):
         self.model, self.token = model, token
 
     def __call__(self, **inputs: Any) -> Any:
