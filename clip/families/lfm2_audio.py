@@ -47,7 +47,7 @@ INSTRUCTIONS = Instructions(
     seconds=30.0,
 )
 STAGES, KERNEL = 3, 3  # of convolutions that halve time and frequency
-STRIDE = 2**STAGES
+STRIDE = 1 << STAGES
 PIECE = 6000  # frames, a minute, that are encoded at once; the authors have no limit
 SLOWEST = 10_000.0
 ROWS = 5000  # of a table in GGUF files, for 100 s in llama.cpp
