@@ -13,10 +13,6 @@ from mtmd.base.errors import DeviceError, MtmdError, PromptError
 from mtmd.base.options import integer, refuse
 from mtmd.clip.image.decode import Picture
 from mtmd.embedding.receipt import DocumentReceipt, Ranked, Ranking, RankingReceipt, Vectors
-from mtmd.embedding.state_reader import Times
-from mtmd.kernels.dtype import name_of
-from mtmd.loaded.report import attention_report, refusal_warnings
-from mtmd.model import Model
 from mtmd.prompt.audio_input import kind_of
 from mtmd.prompt.load_image import ImageSource
 from mtmd.prompt.prompts import PreparedPrompt
@@ -69,30 +65,12 @@ def document_receipt(prompt: PreparedPrompt) -> DocumentReceipt:
 
 
 def ranking_of(
-    model: Model,
-    instruction: str,
-    scores: Vectors,
-    documents: Sequence[DocumentReceipt],
-    failed: dict[int, str],
-    times: Times,
-    top_n: int | None,
+    scores: Vectors, failed: dict[int, str], top_n: int | None, receipt: RankingReceipt
 ) -> Ranking:
-    """The best `top_n` of the documents that have a score, with a receipt. Raises OptionError."""
+    """The best `top_n` of the documents that have a score. Raises OptionError."""
     if top_n is not None:
         top_n = integer("top_n", top_n, 1, MAX_DOCUMENTS)
     order = sorted(np.flatnonzero(~np.isnan(scores)), key=lambda index: -scores[index])
-    loaded = model.loaded
-    receipt = RankingReceipt(
-        model.name,
-        instruction,
-        tuple(documents),
-        times.preparing,
-        times.computing,
-        model.backends[0].name,
-        name_of(model.dtype),
-        attention_report(loaded),
-        tuple(refusal_warnings(loaded.placements)),
-    )
     best = tuple(Ranked(int(index), float(scores[index])) for index in order[:top_n])
     return Ranking(scores, best, failed, receipt)
 

@@ -12,16 +12,12 @@ import torch
 
 from mtmd.base.errors import ModelError, OptionError
 from mtmd.checkpoint.checkpoint import Checkpoint
-from mtmd.checkpoint.facts import CheckpointFacts, facts_of
 from mtmd.clip.image.decode import Picture
 from mtmd.embedding.receipt import EmbeddingReceipt, Embeddings, TextReceipt, Vectors
-from mtmd.embedding.state_reader import StateReader, Times
+from mtmd.embedding.state_model import StateModel
+from mtmd.embedding.state_reader import Times
 from mtmd.kernels.backends import Backend
-from mtmd.kernels.dtype import name_of
-from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.default_device import made_on_the_host
-from mtmd.loaded.report import attention_report, refusal_warnings
-from mtmd.model import Model
 from mtmd.options.load import LoadOptions
 from mtmd.prompt.load_image import ImageSource
 from mtmd.receipt import ImageReceipt
@@ -29,7 +25,7 @@ from mtmd.receipt import ImageReceipt
 INSTRUCTION = "Represent the user's input."  # the authors' own
 
 
-class DecoderEmbedder:
+class DecoderEmbedder(StateModel):
     """Made by `load_embedder`; has what `Embedder` has but for probabilities of labels. Safe to use
     from several threads, which take turns.
     """
@@ -49,46 +45,12 @@ class DecoderEmbedder:
                 f"{checkpoint.folder}: found an embedding model for text only, expected one that "
                 "sees pictures"
             )
-        self.model = Model(checkpoint, chosen, backends, name)
-        self._reader = StateReader(self.model)
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return self.model.checkpoint
-
-    @property
-    def name(self) -> str:
-        return self.model.name
-
-    @property
-    def backends(self) -> list[Backend]:
-        return self.model.backends
+        super().__init__(checkpoint, chosen, backends, name)
 
     @property
     def width(self) -> int:
         """Numbers in a vector."""
         return self.checkpoint.text.width
-
-    @property
-    def context(self) -> int:
-        """Tokens that are read of a text, its instruction included."""
-        return self._reader.context
-
-    @property
-    def facts(self) -> CheckpointFacts:
-        """Return what the model's files say of themselves."""
-        return facts_of(self.checkpoint)
-
-    def weights_read(self) -> tuple[int, int]:
-        """Bytes of weights that are where they are needed, and of all of them."""
-        return self.model.weights_read()
-
-    def is_cut(self, text: str) -> bool:
-        """Return whether a text would not be read to its end: none is cut, those that do not fit
-        are refused.
-        """
-        del text
-        return False
 
     def embed(
         self,
@@ -131,17 +93,8 @@ class DecoderEmbedder:
         stacked = torch.stack(vectors)
         if normalize:
             stacked = torch.nn.functional.normalize(stacked, dim=-1)
-        loaded = self.model.loaded
         receipt = EmbeddingReceipt(
-            self.name,
-            tuple(seen),
-            tuple(read),
-            times.preparing,
-            times.computing,
-            self.backends[0].name,
-            name_of(self.model.dtype),
-            attention_report(loaded),
-            tuple(refusal_warnings(loaded.placements)),
+            images=tuple(seen), texts=tuple(read), **self._receipt_fields(times)
         )
         return Embeddings(stacked.numpy(), receipt)
 
@@ -158,17 +111,6 @@ class DecoderEmbedder:
             f"{self.name} gives cosines and no probabilities of labels; use --query, or a dual "
             "encoder"
         )
-
-    @property
-    def warmup_report(self) -> WarmupReport:
-        """Return where everything runs and what it will take. Nothing is run for it: `warm_up`
-        does.
-        """
-        return self.model.warmup_report
-
-    def warm_up(self) -> WarmupReport:
-        """The report with a real picture and a real prompt read."""
-        return self.model.warm_up()
 
 
 def conversation(part: dict[str, Any], instruction: str) -> list[dict[str, Any]]:

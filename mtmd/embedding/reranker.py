@@ -16,7 +16,6 @@ import numpy as np
 from mtmd.base.errors import ModelError, MtmdError, OptionError, PromptError
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.checkpoint.checkpoint import Checkpoint
-from mtmd.checkpoint.facts import CheckpointFacts, facts_of
 from mtmd.checkpoint.hub import is_demo
 from mtmd.checkpoint.relevance import check_labels, score_rows
 from mtmd.embedding.contents import (
@@ -32,14 +31,13 @@ from mtmd.embedding.contents import (
     parts_of,
     ranking_of,
 )
-from mtmd.embedding.receipt import DocumentReceipt, Ranking
-from mtmd.embedding.state_reader import StateReader, Times
+from mtmd.embedding.receipt import DocumentReceipt, Ranking, RankingReceipt
+from mtmd.embedding.state_model import StateModel
+from mtmd.embedding.state_reader import Times
 from mtmd.embedding.token_embedder import TokenEmbedder
 from mtmd.kernels.backends import Backend
-from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.loading import find_checkpoint
-from mtmd.model import Model
 from mtmd.options.by_name import given, options
 from mtmd.options.load import RERANKER_OPTIONS, LoadOptions
 from mtmd.prompt.prompts import PreparedPrompt
@@ -61,7 +59,7 @@ TEXT_TEMPLATE = (  # Jinja would leave out a line break at its end
 )
 
 
-class Reranker:
+class Reranker(StateModel):
     """Made by `load_reranker`. Safe to use from several threads, which take turns."""
 
     def __init__(
@@ -75,49 +73,16 @@ class Reranker:
         is not known.
         """
         check_labels(checkpoint.folder, checkpoint.tokenizer)
-        self._sees = checkpoint.vision is not None
-        if not self._sees:
+        if checkpoint.vision is None:
             checkpoint = _for_texts(checkpoint)
         rows = score_rows(checkpoint.relevance, checkpoint.text_weights, checkpoint.tokenizer)
         self._row = rows[0] - rows[1] if len(rows) > 1 else rows[0]
-        self.model = Model(checkpoint, replace(chosen, parallel=1), backends, name)
-        self._reader = StateReader(self.model)
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return self.model.checkpoint
-
-    @property
-    def name(self) -> str:
-        return self.model.name
-
-    @property
-    def backends(self) -> list[Backend]:
-        return self.model.backends
-
-    @property
-    def context(self) -> int:
-        """Tokens that are read of a query and a document, the instruction included."""
-        return self._reader.context
-
-    @property
-    def sees(self) -> bool:
-        """Return whether it takes pictures and videos."""
-        return self._sees
+        super().__init__(checkpoint, replace(chosen, parallel=1), backends, name)
 
     @property
     def instruction(self) -> str:
         """Return what documents are judged by, where nothing else is stated."""
-        return FOR_ALL if self._sees else FOR_TEXTS
-
-    @property
-    def facts(self) -> CheckpointFacts:
-        """Return what the model's files say of themselves."""
-        return facts_of(self.checkpoint)
-
-    def weights_read(self) -> tuple[int, int]:
-        """Bytes of weights that are where they are needed, and of all of them."""
-        return self.model.weights_read()
+        return FOR_ALL if self.sees else FOR_TEXTS
 
     @made_on_the_host()
     def rerank(
@@ -164,7 +129,10 @@ class Reranker:
             logit = float(state.double() @ self._row.double())
             scores[read[number]] = 1 / (1 + math.exp(-max(logit, -700.0)))
             receipts.append(document_receipt(prompt))
-        return ranking_of(self.model, wording, scores, receipts, failed, times, top_n)
+        receipt = RankingReceipt(
+            instruction=wording, documents=tuple(receipts), **self._receipt_fields(times)
+        )
+        return ranking_of(scores, failed, top_n, receipt)
 
     def _query(self, query: Content) -> list[Part]:
         """Return its parts, the pictures among them read once for all documents."""
@@ -174,7 +142,7 @@ class Reranker:
             raise named(error, "query") from error
 
     def _opened(self, part: Part) -> Part:
-        if part.get("type") != "image" or not self._sees:
+        if part.get("type") != "image" or not self.sees:
             return part
         return {**part, "image": self.model.prompts.load_image(part.get("image"))}
 
@@ -182,7 +150,7 @@ class Reranker:
         self, instruction: str, query: Sequence[Part], document: Sequence[Part]
     ) -> list[dict[str, Any]]:
         """The messages by which the authors ask about a document."""
-        before_query, before_document = FORM_FOR_ALL if self._sees else FORM_FOR_TEXTS
+        before_query, before_document = FORM_FOR_ALL if self.sees else FORM_FOR_TEXTS
         parts = [
             part_of("text", f"<Instruct>: {instruction}{before_query}"),
             *(query or [part_of("text", NOTHING)]),
@@ -198,17 +166,6 @@ class Reranker:
             {"role": "system", "content": [part_of("text", SYSTEM)]},
             {"role": "user", "content": joined},
         ]
-
-    @property
-    def warmup_report(self) -> WarmupReport:
-        """Return where everything runs and what it will take. Nothing is run for it: `warm_up`
-        does.
-        """
-        return self.model.warmup_report
-
-    def warm_up(self) -> WarmupReport:
-        """The report with a real picture and a real prompt read."""
-        return self.model.warm_up()
 
 
 def load_reranker(

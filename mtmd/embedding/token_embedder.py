@@ -15,7 +15,6 @@ import torch
 
 from mtmd.base.errors import MtmdError, OptionError, PromptError
 from mtmd.checkpoint.checkpoint import Checkpoint
-from mtmd.checkpoint.facts import CheckpointFacts, facts_of
 from mtmd.clip.family import PrefixFamily
 from mtmd.clip.image.decode import Picture
 from mtmd.embedding.contents import (
@@ -33,17 +32,15 @@ from mtmd.embedding.receipt import (
     DocumentReceipt,
     EmbeddingReceipt,
     Ranking,
+    RankingReceipt,
     TextReceipt,
     TokenEmbeddings,
     Vectors,
 )
-from mtmd.embedding.state_reader import StateReader, Times
+from mtmd.embedding.state_model import StateModel
+from mtmd.embedding.state_reader import Times
 from mtmd.kernels.backends import Backend
-from mtmd.kernels.dtype import name_of
-from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.default_device import made_on_the_host
-from mtmd.loaded.report import attention_report, refusal_warnings
-from mtmd.model import Model
 from mtmd.options.load import LoadOptions
 from mtmd.prompt.load_image import ImageSource
 from mtmd.prompt.prompts import PreparedPrompt
@@ -58,7 +55,7 @@ PREFIX_PAGE, PREFIX_QUERY = "Describe the image.", "Question: "
 BUFFERS = 10  # tokens of padding behind a query, in which the model may think
 
 
-class TokenEmbedder:
+class TokenEmbedder(StateModel):
     """Made by `load_embedder`. Safe to use from several threads, which take turns."""
 
     def __init__(
@@ -72,50 +69,12 @@ class TokenEmbedder:
         self._settings = checkpoint.token_vectors
         self._weight, self._bias = self._settings.projection()
         self._is_prefix = isinstance(checkpoint.vision, PrefixFamily)
-        self.model = Model(checkpoint, replace(chosen, parallel=1), backends, name)
-        self._reader = StateReader(self.model)
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return self.model.checkpoint
-
-    @property
-    def name(self) -> str:
-        return self.model.name
-
-    @property
-    def backends(self) -> list[Backend]:
-        return self.model.backends
+        super().__init__(checkpoint, replace(chosen, parallel=1), backends, name)
 
     @property
     def width(self) -> int:
         """Numbers in a vector."""
         return self._settings.width
-
-    @property
-    def context(self) -> int:
-        """Tokens that are read of a text."""
-        return self._reader.context
-
-    @property
-    def sees(self) -> bool:
-        return True
-
-    @property
-    def facts(self) -> CheckpointFacts:
-        """Return what the model's files say of themselves."""
-        return facts_of(self.checkpoint)
-
-    def weights_read(self) -> tuple[int, int]:
-        """Bytes of weights that are where they are needed, and of all of them."""
-        return self.model.weights_read()
-
-    def is_cut(self, text: str) -> bool:
-        """Return whether a text would not be read to its end: none is cut, those that do not fit
-        are refused.
-        """
-        del text
-        return False
 
     def embed(
         self,
@@ -149,17 +108,8 @@ class TokenEmbedder:
         made += (self._vectors(self._query(one, times), times) for one in queries)
         seen = [image.receipt for _, prompt in made for image in prompt.images]
         read = [TextReceipt(len(prompt.tokens), False) for _, prompt in made if not prompt.images]
-        loaded = self.model.loaded
         receipt = EmbeddingReceipt(
-            self.name,
-            tuple(seen),
-            tuple(read),
-            times.preparing,
-            times.computing,
-            self.backends[0].name,
-            name_of(self.model.dtype),
-            attention_report(loaded),
-            tuple(refusal_warnings(loaded.placements)),
+            images=tuple(seen), texts=tuple(read), **self._receipt_fields(times)
         )
         return TokenEmbeddings(tuple(vectors for vectors, _ in made), receipt)
 
@@ -194,7 +144,10 @@ class TokenEmbedder:
         for index, prompt in each_document(every, prepare, on_error, failed):
             scores[index] = similarity(first, self._vectors(prompt, times)[0])
             receipts.append(document_receipt(prompt))
-        return ranking_of(self.model, "", scores, receipts, failed, times, top_n)
+        receipt = RankingReceipt(
+            instruction="", documents=tuple(receipts), **self._receipt_fields(times)
+        )
+        return ranking_of(scores, failed, top_n, receipt)
 
     def _content(self, content: Content, times: Times) -> PreparedPrompt:
         parts = parts_of(content)
@@ -237,17 +190,6 @@ class TokenEmbedder:
         pieces = self.model.prompts.bridge.read(written, [])
         times.preparing += (time.perf_counter() - begun) * 1e3
         return self._reader.checked(PreparedPrompt(pieces, []))
-
-    @property
-    def warmup_report(self) -> WarmupReport:
-        """Return where everything runs and what it will take. Nothing is run for it: `warm_up`
-        does.
-        """
-        return self.model.warmup_report
-
-    def warm_up(self) -> WarmupReport:
-        """The report with a real picture and a real prompt read."""
-        return self.model.warm_up()
 
 
 def similarity(query: Vectors, page: Vectors) -> float:
