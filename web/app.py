@@ -121,7 +121,7 @@ def _create(models: Models, settings: ServerSettings, store: Store | None) -> Ga
     app.register_blueprint(status.blueprint(models, settings, counters))
     app.register_blueprint(assets.blueprint(assets.shipped()))
     store = store or Store(None)
-    chat = Chat(models, store, settings, budget)
+    chat = Chat(answering, store, settings, budget)
     app.register_blueprint(page.blueprint(chat))
     app.register_blueprint(diagnostics.blueprint(models))
     add_routes_without_v1(app)

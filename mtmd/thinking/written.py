@@ -34,10 +34,3 @@ def parts(text: str) -> tuple[str, str]:
         return "", text
     thought, closed, answer = text[len(OPEN) :].partition(CLOSE)
     return thought.strip() if closed else thought.lstrip(), answer.lstrip()
-
-
-def assistant_message(text: str) -> dict[str, str]:
-    """Such a text as a message of the assistant."""
-    thought, answer = parts(text)
-    message = {"role": "assistant", "content": answer}
-    return message | ({"reasoning_content": thought} if thought else {})

@@ -89,7 +89,7 @@ class Answering:
             form.check(model)
             writer = form.writer(model) if request.stream else None
             with ExitStack() as resources:
-                tickets = self._submit(model, request, resources)
+                tickets = self.submit(model, request, resources)
                 delivery = Delivery(tickets, resources.pop_all(), request.custom_tools)
             if writer is not None:
                 return delivery.streamed(writer, form.failure, form.mimetype, form.beat)
@@ -120,10 +120,12 @@ class Answering:
         with self._messages(model, request) as messages:
             return model.service.rendered(messages, **request.prompt_options)
 
-    def _submit(
+    def submit(
         self, model: ServedModel, request: AnswerRequest, resources: ExitStack
     ) -> list[Ticket]:
-        """`resources` closes what has to live as long as the answers."""
+        """Return the tickets of the answers. `resources` closes what has to live as long as
+        they. Raises MtmdError.
+        """
         number, tenant = request.number, owner()
         given = {**request.prompt_options, **request.options}
         options = model.options(given, request.detail, request.model)
@@ -152,7 +154,8 @@ class Answering:
         references = [p for t in request.turns for p in t.pieces if isinstance(p, Reference)]
         with self.media.shown(references, owner()) as shown:
             pictures = iter(shown)
-            yield model.with_system([turn.message(pictures) for turn in request.turns])
+            messages = [turn.message(pictures) for turn in request.turns]
+            yield model.with_system(messages) if request.usual_system else messages
 
     def refuse_unknown(self, body: Request) -> list[str]:
         """Return the names of fields that nobody knows. Raises ApiError (400) for the first one,

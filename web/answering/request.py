@@ -10,6 +10,7 @@ from mtmd import ToolCall
 from mtmd.web.intake.media import Reference, Shown
 
 Piece: TypeAlias = str | Reference  # of a message: a text, or what stands for a picture or video
+OpenedPiece: TypeAlias = Piece | Shown  # also a picture or video that is opened already
 # what is read as it is, without a chat template: a text, ids of tokens, or both mixed
 RawText: TypeAlias = str | Sequence[str | int]
 _DETAILS = ("low", "auto", "high")
@@ -23,14 +24,14 @@ class Turn:
     """
 
     role: str
-    content: str | tuple[Piece, ...] | None
+    content: str | tuple[OpenedPiece, ...] | None
     calls: tuple[ToolCall, ...] = ()
     answers: str | None = None
     thought: str = ""
     name: str | None = None
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[OpenedPiece, ...]:
         if isinstance(self.content, tuple):
             return self.content
         return () if self.content is None else (self.content,)
@@ -43,18 +44,20 @@ class Turn:
 
     @property
     def stored_bytes(self) -> int:
-        """Return what it takes to keep."""
-        stated = sum(len(p.encode()) if isinstance(p, str) else p.stored_bytes for p in self.pieces)
+        """Return what it takes to keep; pictures that are opened are not kept."""
+        stated = sum(len(p.encode()) for p in self.pieces if isinstance(p, str))
+        stated += sum(p.stored_bytes for p in self.pieces if isinstance(p, Reference))
         called = sum(len(c.id) + len(c.name) + len(c.arguments.encode()) for c in self.calls)
         return stated + called + len(self.answers or "") + len(self.thought.encode())
 
     def message(self, shown: Iterator[Shown]) -> dict[str, Any]:
-        """Return the message as `Service.submit` takes it. `shown`: the pictures, opened."""
+        """Return the message as `Service.submit` takes it. `shown`: its references, opened."""
         content: Any = self.content
         if isinstance(content, tuple):
+            opened = (next(shown) if isinstance(one, Reference) else one for one in content)
             content = [
-                {"type": "text", "text": piece} if isinstance(piece, str) else next(shown).part
-                for piece in content
+                {"type": "text", "text": one} if isinstance(one, str) else one.part
+                for one in opened
             ]
         message = {"role": self.role, "content": content}
         if self.thought:
@@ -71,7 +74,7 @@ class AnswerRequest:
     """`prompts`: in place of a conversation. `options`: fields of AnswerOptions, of which those in
     `prompt_options` (tools, thinking, whether the last message is continued) are part of the
     prompt. `number` of answers to each prompt; `custom_tools`: names of tools that take a text in
-    place of arguments.
+    place of arguments. `usual_system`: where no turn is of the system, the model's usual one is.
     """
 
     model: str | None
@@ -83,6 +86,7 @@ class AnswerRequest:
     detail: str = "auto"
     number: int = 1
     custom_tools: frozenset[str] = frozenset()
+    usual_system: bool = True
 
 
 def conversation(turns: Iterable[Turn]) -> tuple[Turn, ...]:
@@ -112,9 +116,9 @@ def closest(details: Iterable[str]) -> str:
     return max(details, key=_DETAILS.index, default="auto")
 
 
-def _joined(turns: Sequence[Turn]) -> tuple[Piece, ...]:
+def _joined(turns: Sequence[Turn]) -> tuple[OpenedPiece, ...]:
     """Return the pieces of several system messages as those of one."""
-    pieces: list[Piece] = []
+    pieces: list[OpenedPiece] = []
     for turn in turns:
         first, *more = turn.pieces or ("",)
         if pieces and isinstance(first, str) and isinstance(last := pieces[-1], str):
@@ -125,7 +129,7 @@ def _joined(turns: Sequence[Turn]) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def _alone(pieces: tuple[Piece, ...]) -> str | tuple[Piece, ...]:
+def _alone(pieces: tuple[OpenedPiece, ...]) -> str | tuple[OpenedPiece, ...]:
     """Several texts are not joined until it is known what the template reads."""
     if len(pieces) > 1 or any(not isinstance(piece, str) for piece in pieces):
         return pieces

@@ -1,1 +1,1 @@
-"""The chat page and the diagnostics page: answers while they are written, a branch as messages."""
+"""The chat page and the diagnostics page: answers while they are written, a branch as turns."""

@@ -15,14 +15,15 @@ from mtmd import ImageError, Ticket, TokenCount
 from mtmd.base.cancellation import shielded
 from mtmd.display.grounding import find_regions
 from mtmd.prompt.conversation import DEFAULT_PROMPT
-from mtmd.thinking.written import assistant_message, parts
+from mtmd.thinking.written import parts
+from mtmd.web.answering.answer import Answering
+from mtmd.web.answering.request import AnswerRequest
 from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.slots import Slots
-from mtmd.web.models.choice import Models
 from mtmd.web.page.answers import Answer, Answers
-from mtmd.web.page.model_messages import checked_pixels, model_messages
+from mtmd.web.page.branch_turns import branch_turns, checked_pixels, text_turn
 from mtmd.web.page.once_loaded import OnceLoaded
 from mtmd.web.page.pictures import PictureCache
 from mtmd.web.served_model import ServedModel
@@ -40,9 +41,10 @@ class Chat:
     """Describes what the routes of the page work with."""
 
     def __init__(
-        self, models: Models, store: Store, settings: ServerSettings, budget: PictureBudget
+        self, answering: Answering, store: Store, settings: ServerSettings, budget: PictureBudget
     ) -> None:
-        self.models, self.store, self.budget = models, store, budget
+        self.models, self.store, self.budget = answering.models, store, budget
+        self._answering = answering
         self.answers, self.pictures = Answers(store), PictureCache(store, budget, settings)
         self.readers = Slots("readers follow answers", settings.followers, READERS_EACH)
         self._lock, self._starting = threading.Lock(), set[str]()  # conversations
@@ -135,18 +137,23 @@ class Chat:
             claim = self.models.claim(model)
             resources.callback(claim.give_back)
             pixels = resources.enter_context(ExitStack())
-            begun, tenant = _text_to_continue(known, parent, continues), owner()
+            begun = _text_to_continue(known, parent, continues)
 
             def begin(served: ServedModel) -> Ticket:
                 path = _seen(branch(self._with(conversation, parent), parent), since)
                 pixels.enter_context(self.budget.stored(checked_pixels(path, self.budget)))
-                messages = model_messages(path, system, self.pictures, bool(no_sound))
-                if begun:
-                    messages.append(assistant_message(begun))
-                chosen = served.options(options, options.get("detail") or "auto")
-                return served.service.submit(
-                    messages, tenant=tenant, **chosen, continue_final_message=bool(begun)
+                turns = [*branch_turns(path, system, self.pictures, bool(no_sound))]
+                turns += [text_turn("assistant", begun)] if begun else []
+                request = AnswerRequest(
+                    model,
+                    turns=tuple(turns),
+                    options=options,
+                    prompt_options={"continue_final_message": True} if begun else {},
+                    detail=options.get("detail") or "auto",
+                    usual_system=False,  # the page shows it, and sends it where it is to hold
                 )
+                (ticket,) = self._answering.submit(served, request, pixels)
+                return ticket
 
             whose = copy_context()
             ticket: Ticket | OnceLoaded
@@ -239,7 +246,8 @@ class Chat:
         )
         path.append(draft)
         with self.budget.stored(checked_pixels(path, self.budget)):
-            messages = model_messages(path, system, self.pictures, bool(no_sound))
+            turns = branch_turns(path, system, self.pictures, bool(no_sound))
+            messages = [turn.message(iter(())) for turn in turns]
             return served.service.count(messages, detail, tenant=owner())
 
     def shown_messages(

@@ -100,6 +100,12 @@ def test_what_a_preset_says_holds_where_a_request_does_not(client, registry):
     assert ticket.settings.max_tokens == 7 and ticket.messages[0]["content"] == "Be long."
     client.post("/v1/responses", json={"model": "right", "input": "hi"})
     assert service.tickets[-1].messages[0]["content"] == "Be brief."
+    # The page shows the system prompt, which its reader may have cleared.
+    path = f"/api/conversations/{client.post('/api/conversations', json={}).get_json()['id']}"
+    asked = client.post(f"{path}/messages", json={"text": "hi"}).get_json()["message"]["id"]
+    client.post(f"{path}/answers", json={"parent": asked, "options": {"model": "right"}})
+    assert [m["role"] for m in service.tickets[-1].messages] == ["user"]
+    assert service.tickets[-1].settings.max_tokens == 3
 
 
 def test_lists_tell_all_and_their_states(client, registry):

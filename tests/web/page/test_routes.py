@@ -9,7 +9,7 @@ import threading
 
 import pypdfium2
 import pytest
-from fake_service import FakeService, until
+from fake_service import CONTEXT, FakeService, until
 from PIL import Image
 from serving import noise, png
 
@@ -518,14 +518,21 @@ def test_export_and_import_make_the_same_again(page):
 
 
 def test_a_large_picture_and_a_text_that_looks_like_one_are_imported(page):
-    text = base64.b64encode(noise(2)).decode()
-    conversation = page.talk(text, images=[page.upload(noise(1))])[0]
+    text, conversation = base64.b64encode(noise(2)).decode(), page.new()
+    page.say(conversation, text, images=[page.upload(noise(1))])
     file = json.loads(page.client.get(f"/api/conversations/{conversation}/export").data)
     other = Page()
     (made,) = other.call("POST", "/import", file)["conversations"]
     stated = other.messages(made["id"])[0]
     assert stated["text"] == text
     assert other.client.get(f"/api/images/{stated['images'][0]['sha256']}").data == noise(1)
+
+
+def test_a_text_that_cannot_fit_is_not_given_to_the_model(page):
+    conversation = page.new()
+    parent = page.say(conversation, "x" * (64 * CONTEXT + 1))
+    refused = page.ask(conversation, parent, status=400)["error"]
+    assert refused["code"] == "context_length_exceeded" and page.service.tenants == []
 
 
 def test_an_import_with_what_is_no_picture_is_refused_whole(page):
