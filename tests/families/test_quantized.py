@@ -25,6 +25,7 @@ from qwen3_5 import qwen3_5
 from qwen3_vl import qwen3_vl
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import FineGrainedFP8Config
 
 from mtmd import Finished, load
 from mtmd.kernels.checkpoint.open_weights import QuantizedWeights
@@ -140,6 +141,23 @@ def test_greedy_tokens(oracle: Oracle, name: str) -> None:
 @pytest.mark.parametrize("oracle", ["qwen2_5_vl"], indirect=True)
 def test_columns_in_an_order_of_their_own(oracle: Oracle, name: str) -> None:
     same_tokens(oracle, *quantized(oracle.folder, name), name)
+
+
+@pytest.mark.parametrize("oracle", ["qwen2_5_vl", "qwen3_5_moe"], indirect=True)
+def test_values_of_fp8_as_transformers_reads_them(oracle: Oracle) -> None:
+    """Which takes the file of codes itself, with `dequantize`."""
+    stored, values = quantized(oracle.folder, "fp8")
+    config = FineGrainedFP8Config(dequantize=True, weight_block_size=(128, 128))
+    read = type(oracle.model).from_pretrained(
+        stored, quantization_config=config, dtype=torch.float32
+    )
+    expected = type(oracle.model).from_pretrained(values, dtype=torch.float32).state_dict()
+    original = oracle.model.state_dict()
+    changed = 0
+    for name, weight in read.state_dict().items():
+        assert torch.equal(weight.float(), expected[name]), name
+        changed += not torch.equal(weight.float(), original[name])
+    assert changed >= 10
 
 
 def test_stacked_experts_as_published(tmp_path: Path) -> None:

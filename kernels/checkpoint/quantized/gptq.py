@@ -2,8 +2,8 @@
 zero point for each group of a row: scale (q - zero).
 
 GPTQ (arXiv:2210.17323, as AutoGPTQ and GPTQModel write it): words hold codes that follow each other
-along a row; zero points are stored less 1, in "gptq_v2" as they are. `x.g_idx` says which group a
-column belongs to. AWQ (arXiv:2306.00978, AutoAWQ's "gemm"): words hold codes of 8 rows, in the
+along a row; zero points are stored less 1, in "gptq_v2" as they are, and so are AutoRound's but in
+its form "auto_gptq". `x.g_idx` says which group a column belongs to. AWQ (arXiv:2306.00978, AutoAWQ's "gemm"): words hold codes of 8 rows, in the
 order 0, 2, 4, 6, 1, 3, 5, 7.
 """
 
@@ -93,7 +93,7 @@ def _gptq(parts: Parts, base: str, stated: int | None, scheme: Scheme) -> Packed
     group = integers.group_size(parts, f"{base}.scales", k, groups, stated)
     order = integers.group_order(parts, f"{base}.g_idx", k, group)
     layout = integers.layout(bits, k, group, order)
-    less = 0 if scheme.settings.get("checkpoint_format", "gptq") == "gptq_v2" else 1
+    less = _less(scheme)
     names = [f"{base}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx")]
 
     def open() -> Part:
@@ -130,10 +130,22 @@ def _group(scheme: Scheme) -> int | None:
     return value
 
 
+def _less(scheme: Scheme) -> int:
+    """Return what zero points are stored less: 1 or 0."""
+    if _is_auto_round(scheme):
+        form = str(scheme.settings.get("packing_format", "auto_round:auto_gptq"))
+        return 1 if "gptq" in form and "gptqmodel" not in form else 0
+    return 0 if scheme.settings.get("checkpoint_format", "gptq") == "gptq_v2" else 1
+
+
+def _is_auto_round(scheme: Scheme) -> bool:
+    return scheme.method in ("auto-round", "auto_round")
+
+
 def _is_awq(scheme: Scheme) -> bool:
     """Return whether codes lie as AWQ packs them. Raises ModelError for other packings."""
     settings = scheme.settings
-    if scheme.method in ("auto-round", "auto_round"):
+    if _is_auto_round(scheme):
         return "awq" in str(settings.get("packing_format", ""))
     if scheme.method == "awq":
         version = str(settings.get("version", "gemm")).lower()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from quantized_files import FORMATS
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -18,6 +19,9 @@ from mtmd.kernels.checkpoint.open_weights import QuantizedWeights, open_weights
 from mtmd.kernels.quantization.blocks import BLOCKS, dequantize, row_bytes
 
 NAME = "model.layers.0.mlp.up_proj"
+with safe_open(Path(__file__).with_name("packages.safetensors"), "pt") as _packages:
+    PACKAGES = {name: _packages.get_tensor(name) for name in _packages.keys()}  # noqa: SIM118
+    SETTINGS: dict[str, Any] = json.loads(_packages.metadata()["settings"])
 
 
 def folder(path: Path, settings: dict[str, Any], held: dict[str, Tensor]) -> Path:
@@ -59,6 +63,15 @@ def test_values(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert 0 < error(expected, weight) < 0.3
     x = torch.randn(3, 256, generator=torch.Generator().manual_seed(2))
     assert error(x @ values(file).t(), x @ expected.t()) < 1e-9
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_files_of_autoawq_gptqmodel_and_autoround(name: str, tmp_path: Path) -> None:
+    """`packages.py` says how they were made, and which packages read the values out of them."""
+    of_name = {key.rpartition("/")[2]: t for key, t in PACKAGES.items() if key.startswith(f"{name}/")}
+    expected = of_name.pop("values")
+    file = opened(folder(tmp_path, SETTINGS[name], of_name))
+    assert error(values(file), expected) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8-row", "nvfp4", "nf4", "bnb-int8", "int8"])
