@@ -88,6 +88,7 @@ hostile: $(VENV)/tested-with
 	$(BIN)/python tests/hostile/run.py $(HOSTILE)
 	$(BIN)/python tests/hostile/store_kills.py --kills 50
 	$(BIN)/python tests/hostile/answer_kills.py --kills 20
+	$(BIN)/python tests/hostile/damaged_files.py --files 2000
 	$(BIN)/python tests/hostile/growth.py
 
 # The files of contrib/ with nginx, Caddy and systemd's check, which have to be here, and Chromium.

@@ -54,7 +54,8 @@ def _of_gguf(path: Path) -> dict[str, torch.Tensor]:
         if weight == name or weight + COUNTS not in names:
             continue
         sums, counts = file.read(name).float(), file.read(weight + COUNTS).float()
-        if sums.dim() > 2 or counts.numel() != sums.numel() // sums.shape[-1]:
+        is_table = sums.dim() in (1, 2) and sums.numel() > 0
+        if not is_table or counts.numel() != sums.numel() // sums.shape[-1]:
             raise ModelError(
                 f"{path}: {weight!r:.80} has {counts.numel()} counts for {list(sums.shape)} sums; "
                 "expected one for each row"

@@ -315,7 +315,8 @@ def _mutate_tensor(header: bytes, rng: random.Random) -> Made:
     elif kind == "gone":
         del entries[name]
     elif kind == "same bytes":  # the same tensor, read as numbers of half the size
-        entry.update(dtype="BF16", shape=[*entry["shape"][:-1], 2 * entry["shape"][-1]])
+        *leading, last = entry["shape"] or [1]
+        entry.update(dtype="BF16", shape=[*leading, 2 * last])
     elif kind == "exchange":
         other = rng.choice([n for n in entries if n != "__metadata__"])
         entries[name], entries[other] = entries[other], entries[name]

@@ -133,10 +133,8 @@ def mutate_gguf(content: bytes, rng: random.Random) -> Made:
     if kind == "count":
         count = rng.choice(EXTREME[:-2]) & (1 << 64) - 1
         return write(file, count=count), f"arrays of {count}"
-    done = [
-        (_change_key if kind == "keys" else _change_tensor)(file, rng)
-        for _ in range(rng.choice((1, 1, 1, 2, 3)))
-    ]
+    change, parts = (_change_key, file.keys) if kind == "keys" else (_change_tensor, file.tensors)
+    done = [change(file, rng) for _ in range(rng.choice((1, 1, 1, 2, 3))) if parts]
     return write(file), "; ".join(done)
 
 

@@ -3,8 +3,8 @@ zero point for each group of a row: scale (q - zero).
 
 GPTQ (arXiv:2210.17323, as AutoGPTQ and GPTQModel write it): words hold codes that follow each other
 along a row; zero points are stored less 1, in "gptq_v2" as they are, and so are AutoRound's but in
-its form "auto_gptq". `x.g_idx` says which group a column belongs to. AWQ (arXiv:2306.00978, AutoAWQ's "gemm"): words hold codes of 8 rows, in the
-order 0, 2, 4, 6, 1, 3, 5, 7.
+its form "auto_gptq". `x.g_idx` says which group a column belongs to. AWQ (arXiv:2306.00978,
+AutoAWQ's "gemm"): words hold codes of 8 rows, in the order 0, 2, 4, 6, 1, 3, 5, 7.
 """
 
 from __future__ import annotations

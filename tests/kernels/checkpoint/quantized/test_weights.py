@@ -68,7 +68,9 @@ def test_values(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("name", SETTINGS)
 def test_files_of_autoawq_gptqmodel_and_autoround(name: str, tmp_path: Path) -> None:
     """`packages.py` says how they were made, and which packages read the values out of them."""
-    of_name = {key.rpartition("/")[2]: t for key, t in PACKAGES.items() if key.startswith(f"{name}/")}
+    of_name = {
+        key.rpartition("/")[2]: t for key, t in PACKAGES.items() if key.startswith(f"{name}/")
+    }
     expected = of_name.pop("values")
     file = opened(folder(tmp_path, SETTINGS[name], of_name))
     assert error(values(file), expected) < 1e-12
