@@ -16,6 +16,7 @@ from mtmd.clip.family import Tower, VisionFamily
 from mtmd.clip.grids import PackedGrids
 from mtmd.clip.image.device_normalize import normalized, tables
 from mtmd.clip.image.pixels import Normalize
+from mtmd.clip.instructed import Instructed, InstructedReader
 from mtmd.clip.packing import SIZES, Pack, Packs, Strip, all_equal
 from mtmd.clip.preprocessing import Preprocessing
 from mtmd.clip.resolution.resolution import ImagePlan
@@ -223,6 +224,15 @@ class TowerEncoder:
         """The plan by which `steps` encodes tiles of these shapes."""
         tokens = None if alone else self.packed(shapes)
         return self.plan(len(shapes), shapes[0]) if tokens is None else self.pack_plan(tokens)
+
+    @property
+    def width(self) -> int:
+        """Return how many numbers a token's embedding has."""
+        return self.graph(1, self.family.resolution.tile_type().shape).shape[2]
+
+    def weight_plans(self) -> list[Plan]:
+        """Return plans that read every weight, once each."""
+        return [self.plan(1, self.family.resolution.tile_type().shape)]
 
     def largest_plans(self) -> list[Plan]:
         """Return the plans of the largest number of tiles at once, and of the largest pack of
@@ -484,6 +494,33 @@ class Encoder(TowerEncoder):
     @property
     def separator(self) -> str | None:
         return self.family.separator
+
+    @cached_property
+    def reader(self) -> InstructedReader | None:
+        """What makes embeddings of a picture's features and a prompt's text; None for a family
+        whose tower gives them.
+        """
+        family: object = self.family
+        if not isinstance(family, Instructed):
+            return None
+        rows, width = self.whole_graph(1, self.family.resolution.tile_type().shape).shape[1:]
+        return InstructedReader(
+            family,
+            self._adapted_weights,
+            self.backends,
+            (rows, width),
+            dtype=self.dtype,
+            form=self.flash.form,
+            overrides=self.overrides,
+            residency=self.residency,
+        )
+
+    @property
+    def width(self) -> int:
+        return super().width if self.reader is None else self.reader.graph(1).shape[2]
+
+    def weight_plans(self) -> list[Plan]:
+        return [*super().weight_plans(), *([self.reader.plan(1)] if self.reader else ())]
 
 
 class AudioEncoder(TowerEncoder):

@@ -1,5 +1,5 @@
 """The Q-Former (arXiv:2301.12597): queries that attend to each other and to features, norms behind
-what is added.
+what is added; and to the tokens of a text (arXiv:2305.06500).
 """
 
 from __future__ import annotations
@@ -7,12 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import ACTIVATIONS, attend, biased_parameters, mlp, split_heads
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.graph import Node, Shape
+from mtmd.kernels.graph import Node, Shape, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
@@ -31,10 +33,19 @@ FFN = {
 }
 
 
+# The same of a text's tokens, which do not attend to features
+TEXT_FFN = {
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "ffn_norm": "output.LayerNorm",
+}
+TEXT = "text"
+
+
 @dataclass(frozen=True)
 class QFormer:
     """Layers L of width C; every `every`th, from the first on, attends to features of width
-    `seen`.
+    `seen`. With a text, of `words` tokens that there are, up to `positions` of them.
     """
 
     layers: int
@@ -45,13 +56,16 @@ class QFormer:
     seen: int
     eps: float
     gelu: str
+    words: int = 0
+    positions: int = 0
 
     def parameters(
         self, at: str, blocks: Sequence[str], names: Callable[[str], tuple[str, ...]]
     ) -> dict[str, Parameter]:
         """`at` begins the name of the first norm, `blocks` those of the layers."""
         c = self.width
-        tensors: dict[str, tuple[str, Shape]] = {f"{at}.post_norm": ("layernorm", (c,))}
+        norm = "embeddings.layernorm" if self.words else "layernorm"
+        tensors: dict[str, tuple[str, Shape]] = {f"{at}.post_norm": (norm, (c,))}
         for layer, block in enumerate(blocks):
             theirs = f"encoder.layer.{layer}"
             kinds = {SELF: ("attention", c)}
@@ -67,10 +81,33 @@ class QFormer:
                     for part, name in ATTENTION.items()
                 }
             shapes = {"ffn_up": (self.ffn, c), "ffn_down": (c, self.ffn), "ffn_norm": (c,)}
-            tensors |= {
-                f"{block}.{part}": (f"{theirs}.{name}", shapes[part]) for part, name in FFN.items()
-            }
-        return biased_parameters(tensors, names)
+            ffns = {block: FFN}
+            if self.words and layer + 1 < len(blocks):
+                ffns[f"{block}.{TEXT}"] = TEXT_FFN
+            for begin, ffn in ffns.items():
+                tensors |= {
+                    f"{begin}.{part}": (f"{theirs}.{name}", shapes[part])
+                    for part, name in ffn.items()
+                }
+        parameters = biased_parameters(tensors, names)
+        if self.words:
+            for table, rows in (("word", self.words), ("position", self.positions)):
+                parameters[f"{at}.{table}_embd.weight"] = Parameter(
+                    (rows, c), names(f"embeddings.{table}_embeddings.weight")
+                )
+        return parameters
+
+    def text(self, ids: Node, at: str, w: Weights) -> Node:
+        """Tokens int64 [N] -> [1, N, C], what `graph` reads of a text"""
+        count = ids.shape[0]
+        places = graph_input("inp.places", (count,), torch.int64, lambda _: torch.arange(count))
+        table = w.tensor(f"{at}.position_embd.weight")
+        x = ops.add(
+            w.embed(ids, f"{at}.word_embd"),
+            ops.take_rows(table, places, name=f"{at}.position_embd"),
+            name=f"{at}.text",
+        )
+        return ops.reshape(x, shape=(1, count, self.width), name=f"{at}.text.batch")
 
     def graph(
         self,
@@ -80,16 +117,30 @@ class QFormer:
         blocks: Sequence[str],
         w: Weights,
         attention: AttentionForm,
+        text: Node | None = None,
     ) -> Node:
-        """Queries [B, Q, C], features [B, S, E] -> [B, Q, C]"""
+        """Queries [B, Q, C], features [B, S, E], a text [B, N, C] -> [B, Q, C]"""
+        queries = x.shape[1]
+        if text is not None:
+            x = ops.concat(x, text, axis=1, name=f"{at}.all")
         x = w.layer_norm(x, f"{at}.post_norm", self.eps)
         for layer, block in enumerate(blocks):
             x = self._attended(x, x, f"{block}.{SELF}", w, attention)
+            rest = None
+            if text is not None:
+                rest = _rows(x, queries, x.shape[1], f"{block}.{TEXT}")
+                x = _rows(x, 0, queries, f"{block}.queries")
             if layer % self.every == 0:
                 x = self._attended(x, seen, f"{block}.{CROSS}", w, attention)
-            y = ops.add(mlp(x, block, self.gelu, w), x, name=f"{block}.ffn_residual")
-            x = w.layer_norm(y, f"{block}.ffn_norm", self.eps)
+            x = self._through(x, block, w)
+            if rest is not None and layer + 1 < len(blocks):
+                rest = self._through(rest, f"{block}.{TEXT}", w)
+                x = ops.concat(x, rest, axis=1, name=f"{block}.all")
         return x
+
+    def _through(self, x: Node, block: str, w: Weights) -> Node:
+        y = ops.add(mlp(x, block, self.gelu, w), x, name=f"{block}.ffn_residual")
+        return w.layer_norm(y, f"{block}.ffn_norm", self.eps)
 
     def _attended(self, x: Node, seen: Node, at: str, w: Weights, attention: AttentionForm) -> Node:
         q, k, v = (
@@ -100,13 +151,29 @@ class QFormer:
         return w.layer_norm(ops.add(y, x, name=f"{at}_residual"), f"{at}_norm", self.eps)
 
 
+def _rows(x: Node, start: int, stop: int, name: str) -> Node:
+    """[B, N, C] -> [B, stop - start, C]"""
+    at = graph_input(
+        f"inp.{name}", (stop - start,), torch.int64, lambda _: torch.arange(start, stop)
+    )
+    return ops.take_rows(x, at, name=f"{name}.rows")
+
+
 def read_qformer(
-    c: Settings, *, layers: int, every: int, width: int, heads: int, seen: int
+    c: Settings,
+    *,
+    layers: int,
+    every: int,
+    width: int,
+    heads: int,
+    seen: int,
+    reads_text: bool = False,
 ) -> QFormer:
     """Read it from a qformer_config with transformers' keys; the numbers are those where it says
     nothing. Raises ModelError for what cannot be followed.
     """
-    c.choice("use_qformer_text_input", (False,), False)
+    if not reads_text:
+        c.choice("use_qformer_text_input", (False,), False)
     width = c.count("hidden_size", width, maximum=MAX_WIDTH)
     heads = c.count("num_attention_heads", heads, maximum=MAX_HEADS)
     if width % heads:
@@ -122,4 +189,6 @@ def read_qformer(
         seen=c.count("encoder_hidden_size", seen, maximum=MAX_WIDTH),
         eps=c.number("layer_norm_eps", 1e-12),
         gelu=ACTIVATIONS[c.choice("hidden_act", ACTIVATIONS, "gelu")],
+        words=c.count("vocab_size", 30522) if reads_text else 0,
+        positions=c.count("max_position_embeddings", 512, maximum=MAX_WIDTH) if reads_text else 0,
     )

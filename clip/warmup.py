@@ -29,6 +29,7 @@ def encoder_placement(encoder: TowerEncoder) -> Placement:
     at those used since; nothing is run.
     """
     plans = [encoder.plan(batch, tile.shape) for batch, tile in encoder.sizes().values()]
+    plans += encoder.weight_plans()
     return placement(
         encoder.name,
         encoder.flash,

@@ -59,6 +59,7 @@ ORDER = {
         (
             "resolution",
             "pictures_first",
+            "instructed",
             "qformer",
             "sam",
         ),  # from pixels to tiles; an encoder that several families have

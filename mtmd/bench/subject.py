@@ -49,6 +49,7 @@ from mtmd.options.keywords import Detail
 from mtmd.options.load import LoadOptions
 
 SLACK = 256  # tokens that a chat template may put around a prompt
+INSTRUCTION = 16  # tokens of a text, for an encoder that reads it with a picture
 COPIED = 120  # tokens, with which a prompt and its copy fit into the slack
 SEED = 20
 Work = list[tuple[int, int]]  # flops, and bytes of weights and of the past read, of each node
@@ -192,7 +193,9 @@ class Subject:
             way = plans[0].normalize if plans else None
             every = [tile for plan in plans for tile in plan.tiles]
             tiles = iter(encoder.encode(every, way=way))
-            return [encoder.join(plan, [next(tiles) for _ in plan.tiles]) for plan in plans]
+            rows = [encoder.join(plan, [next(tiles) for _ in plan.tiles]) for plan in plans]
+            reader = encoder.reader
+            return [reader.rows(one, (0,) * INSTRUCTION) for one in rows] if reader else rows
 
         return self.model.exclusively(work)
 

@@ -91,6 +91,8 @@ class Checkpoint:
     """The rows of a reranker whose files have them beside, or in place of, the table of outputs."""
     token_vectors: TokenVectors | None = None
     """What makes vectors of the last states of all tokens."""
+    instruction_tokenizer: Tokenizer | None = None
+    """With which an encoder reads the text of a prompt."""
 
     @property
     def chosen_adapters(self) -> tuple[ModelAdapter, ...]:

@@ -34,6 +34,7 @@ from mtmd.clip.family import (
     own_template,
     vision_family,
 )
+from mtmd.clip.instructed import Instructed
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, WeightFile, check_no_extra
 from mtmd.kernels.checkpoint.open_weights import open_weights
 from mtmd.kernels.checkpoint.settings import Settings, read_json
@@ -136,6 +137,7 @@ def open_folder(folder: Path, template: Path | None = None, *, answers: bool = T
         audio_weights=audio_weights,
         relevance=head,
         token_vectors=vectors,
+        instruction_tokenizer=_instruction_tokenizer(folder, vision),
     )
 
 
@@ -309,6 +311,23 @@ def _tokenizer(
     if isinstance(family, OwnTokens):
         ends = frozenset({tokenizer.id(family.end)})
     return tokenizer, ends or _named_end(folder, tokenizer)
+
+
+def _instruction_tokenizer(folder: Path, vision: VisionFamily | None) -> Tokenizer | None:
+    """Read the tokenizer of an encoder that reads the text of a prompt, None for one that does not.
+    Raises ModelError, also for one with more tokens than the encoder has.
+    """
+    family: object = vision
+    if not isinstance(family, Instructed):
+        return None
+    path, rows = folder / family.instruction.folder, family.instruction.rows
+    result = Tokenizer.from_folder(path)
+    if len(result) > rows:
+        raise ModelError(
+            f"{path} has {len(result)} tokens, and the encoder {rows}; they belong to different "
+            "models, fetch both again"
+        )
+    return result
 
 
 def _check_media_token(

@@ -33,12 +33,12 @@ TOKENIZER_FILES = ("spiece.model", "merges.txt", "tiktoken.model")  # those that
 ALLOWED = ["*.safetensors", "*.json", "*.jinja", *TOKENIZER_FILES]
 TOKENIZER_ALLOWED = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
 CONFIG_BYTES = 1 << 20  # of config.json in which it is looked for
-# Of folders, those in which sentence-transformers says what the last layer's states are used for;
-# `tokenizer-*` is a codec of audio that is spoken.
+# Of folders, those in which sentence-transformers says what the last layer's states are used for,
+# and the tokenizer of a Q-Former; `tokenizer-*` is a codec of audio that is spoken.
 IGNORED = [
-    "tokenizer-*.safetensors",
-    "[!1]*/*",
+    "[!1q]*/*",
     "1[!_]*/*",
+    "q[!f]*/*",
     "*/*/*",
     "*/*.safetensors",
     "consolidated*.safetensors",

@@ -274,12 +274,13 @@ def _types(part: str, weights: CanonicalWeights, model: Model) -> list[StoredTyp
 def _requested(part: str, model: Model) -> dict[str, torch.dtype]:
     """The type in which a part's graph asks for each parameter, by name."""
     if part == "encoder" and model.encoder:
-        plan = model.encoder.plan(1, model.encoder.family.resolution.tile_type().shape)
+        plans = model.encoder.weight_plans()
     elif part == "audio encoder" and (audio := model.loaded.audio_encoder):
-        plan = audio.plan(1, audio.family.resolution.tile_type().shape)
+        plans = audio.weight_plans()
     else:
-        plan = model.runner.plan(BatchShape(1, images=1 if model.loaded.encoders else 0))
-    return {node.name: node.dtype for node, _ in plan.leaves if node.op == "weight"}
+        plans = [model.runner.plan(BatchShape(1, images=1 if model.loaded.encoders else 0))]
+    leaves = (node for plan in plans for node, _ in plan.leaves)
+    return {node.name: node.dtype for node in leaves if node.op == "weight"}
 
 
 def _parts(model: Model) -> Iterator[Part]:

@@ -376,7 +376,7 @@ class LoadedModel:
         """An override that names nothing is a mistake, not a wish."""
         plans = [self.runner.plan(BatchShape(1, images=1 if self.encoders else 0))]
         for encoder in self.encoders:
-            plans.append(encoder.plan(1, encoder.family.resolution.tile_type().shape))
+            plans += encoder.weight_plans()
         for override in overrides:
             if not any(
                 override.matches(s.node) for p in plans for s in p.steps if s.node.op != "copy"
@@ -414,8 +414,7 @@ def _check_fit(encoder: Encoder | AudioEncoder, checkpoint: Checkpoint) -> None:
     """Raises ModelError where a projector gives embeddings of another width than the decoder reads:
     they are of different models.
     """
-    width = encoder.graph(1, encoder.family.resolution.tile_type().shape).shape[2]
-    text = checkpoint.text
+    width, text = encoder.width, checkpoint.text
     read = text.width if isinstance(encoder, AudioEncoder) else text.image_width
     if width != read:
         raise ModelError(

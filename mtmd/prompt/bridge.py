@@ -39,12 +39,15 @@ from mtmd.clip.family import (
 )
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.image.pixels import Pixels
+from mtmd.clip.instructed import Instructed, Instruction
 from mtmd.clip.resolution.resolution import AmongSeveral, ImagePlan, closed
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.clip.video.family import ClipShape, VideoFamily
 from mtmd.clip.video.sound import Piece as SoundPiece
 from mtmd.clip.video.video import Video
+from mtmd.kernels.plan.executor import Observer
 from mtmd.llm.engine.spans import Span
+from mtmd.llm.tokenizer.control_tokens import SEAL
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 from mtmd.loaded.fitting.needed_memory import CACHE_BYTES
 from mtmd.loaded.memory_admission import Admission
@@ -125,6 +128,7 @@ FACTS = 256  # of audio that was decoded before, whose embeddings may be cached
 class Bridge:
     """Bridge from pictures and prompts to spans. Without an `admission`, pictures take the memory
     they take. `image_width`: numbers of a row that the decoder reads, of pictures and of audio.
+    `instruction_tokenizer`: that of an encoder that reads the text of a prompt.
     """
 
     def __init__(
@@ -134,7 +138,9 @@ class Bridge:
         admission: Admission | None = None,
         audio_encoder: AudioEncoder | None = None,
         image_width: int = 0,
+        instruction_tokenizer: Tokenizer | None = None,
     ):
+        self._instruction_tokenizer = instruction_tokenizer
         self.encoder, self.tokenizer, self.admission = encoder, tokenizer, admission
         self.audio_encoder, self.image_width = audio_encoder, image_width
         self._heard: OrderedDict[Key, AudioFacts] = OrderedDict()
@@ -387,6 +393,9 @@ class Bridge:
             text = family.rewritten(text)
         tokens = {self.tokenizer.id(token) for token in self.tokens}
         pieces = pieces_of(self._encoded(text), tokens, _parts(shown))
+        if shown and isinstance(family, Instructed):
+            read = self._instruction(text, family.instruction)
+            pieces = [p if p.is_text else replace(p, instruction=read) for p in pieces]
         first = 0
         for one in shown:
             count = len(flat([one]))
@@ -403,6 +412,19 @@ class Bridge:
         assert self.encoder is not None
         pictures, token, rest = text.rpartition(self.encoder.family.image_token)
         return [*self.tokenizer.encode(pictures + token), *self.tokenizer.encode_prompt(rest)]
+
+    def _instruction(self, text: str, how: Instruction) -> tuple[int, ...]:
+        """The text behind the pictures in the tokens of the encoder, of a long one the end: its
+        authors cut it so.
+        """
+        tokenizer = self._instruction_tokenizer
+        assert tokenizer is not None and self.encoder is not None
+        token = self.video.token if self.video else self.encoder.family.image_token
+        _, _, text = text.rpartition(token)
+        before, after = tokenizer.prefix, tokenizer.suffix
+        ids = tokenizer.encode(tokenizer.seal(text.replace(SEAL, "")))
+        room = how.tokens - len(before) - len(after)
+        return (*before, *ids[max(len(ids) - room, 0) :], *after)
 
     @property
     def _shares_marks(self) -> bool:
@@ -448,9 +470,16 @@ class Bridge:
                 yield self.encoder_of(one).family.prompt(one.plan)
 
     def spans(
-        self, pieces: Sequence[Piece], prepared: Sequence[Single], embeddings: Sequence[Tensor]
+        self,
+        pieces: Sequence[Piece],
+        prepared: Sequence[Single],
+        embeddings: Sequence[Tensor],
+        observe: Observer | None = None,
     ) -> list[Span]:
-        """Pieces with the embeddings [T, D] of pictures and audio, in order."""
+        """Pieces with the embeddings [T, D] of pictures and audio, in order. Of an encoder that
+        reads the text of a prompt they are made here, of features [S, C], every node shown to
+        `observe`.
+        """
         spans = []
         for piece in pieces:
             if piece.picture is None:
@@ -464,7 +493,10 @@ class Bridge:
                 rows, real = embeddings[piece.picture], attended.real_rows(shown.plan)
                 spans.append(Span(piece.tokens, rows, content=shown.content, real=real))
                 continue
-            rows = embeddings[piece.picture][piece.start : piece.start + len(piece.tokens)]
+            rows, content = embeddings[piece.picture], shown.content
+            if piece.instruction:
+                rows, content = self._instructed(shown, rows, piece.instruction, observe)
+            rows = rows[piece.start : piece.start + len(piece.tokens)]
             if isinstance(encoder, AudioEncoder):
                 rows = encoder.widened(rows, self.image_width)
             spans.append(
@@ -475,7 +507,7 @@ class Bridge:
                     piece.grid,
                     piece.later,
                     number=piece.number,
-                    content=shown.content,
+                    content=content,
                     offset=piece.start,
                 )
             )
@@ -486,6 +518,27 @@ class Bridge:
             block = [replace(s, block=True, joins=i > 0) for i, s in enumerate(spans[:stop])]
             return [*block, *spans[stop:]]
         return spans
+
+    def _instructed(
+        self,
+        shown: Single,
+        features: Tensor,
+        instruction: tuple[int, ...],
+        observe: Observer | None,
+    ) -> tuple[Tensor, bytes]:
+        """Embeddings of a picture for one text, from the cache where they are there, and what they
+        show in a few bytes.
+        """
+        assert self.encoder is not None and self.encoder.reader is not None
+        content = sha256(shown.content + repr(instruction).encode()).digest()[:16]
+        key = f"instructed {content.hex()}", *shown.key[1:]
+        entry = None if observe else self.cache.get(key)
+        if entry is None:
+            rows = self.encoder.reader.rows(features, instruction, observe)
+            self.cache.put(key, shown.plan, rows)
+        else:
+            rows = entry[1]
+        return rows, content
 
     def _marked(self, tokens: Sequence[int]) -> list[Span]:
         """Text beside pictures, some of whose tokens may have embeddings of the family's own."""

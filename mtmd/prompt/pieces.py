@@ -13,7 +13,8 @@ from mtmd.clip.resolution.resolution import WITHOUT_GRID, ImagePlan
 class Piece:
     """A run of the prompt's tokens: text, or image tokens start... of a picture, on a grid where
     the family has one; or those of a group of frames, counted as a picture, `later` as
-    `Span` has it, and so `number` and `repeats`.
+    `Span` has it, and so `number` and `repeats`. `instruction`: the text that an encoder reads with
+    the picture, in tokens of its own.
     """
 
     tokens: tuple[int, ...]
@@ -23,6 +24,7 @@ class Piece:
     later: int | None = None
     number: int | None = None
     repeats: bool = False
+    instruction: tuple[int, ...] = ()
 
     @property
     def is_text(self) -> bool:

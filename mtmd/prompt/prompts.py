@@ -101,6 +101,7 @@ class Prompts:
             loaded.admission,
             loaded.audio_encoder,
             loaded.checkpoint.text.image_width,
+            loaded.checkpoint.instruction_tokenizer,
         )
         self.videos = Videos(loaded, self.bridge)
 
@@ -365,7 +366,7 @@ class Prompts:
         device.
         """
         embeddings = [self._embeddings(picture, observe) for picture in prompt.pictures]
-        spans = self.bridge.spans(prompt.pieces, prompt.pictures, embeddings)
+        spans = self.bridge.spans(prompt.pieces, prompt.pictures, embeddings, observe)
         return EncodedPrompt(spans, prompt.pictures, embeddings)
 
     def _embeddings(self, picture: Single, observe: Observer | None) -> Tensor:

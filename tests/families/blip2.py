@@ -37,6 +37,16 @@ TEXT = {
     "num_attention_heads": 3,
     "max_position_embeddings": 512,
 }
+IMAGE = {
+    "do_convert_rgb": True,
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "resample": 3,
+    "rescale_factor": 1 / 255,
+}
 TABLES = {"embed_tokens": (0, 0.1), "embed_positions": (0, 0.3)}
 TABLES |= {"query_tokens": (0, 0.5), "class_embedding": (0, 0.5), "LayerNorm.weight": (1, 0.2)}
 
@@ -63,17 +73,18 @@ class Alone(Oracle):
     def inputs(self, messages: Messages, images: Sequence[np.ndarray] = ()) -> Any:
         if any(message["role"] == "system" for message in messages):
             raise jinja2.TemplateError("no system text")
-        text = questions(messages)
+        return self.put_together(questions(messages), images)
+
+    def put_together(self, text: str, images: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
         if not images:
             ids = self.processor.tokenizer(text, return_tensors="pt")["input_ids"]
             return {"input_ids": ids}
         parts = [self.processor(images=image, text=text, return_tensors="pt") for image in images]
-        more = self.queries * (len(images) - 1)
-        front = parts[0]["input_ids"].new_full((1, more), self.image_token)
-        return {
-            "input_ids": torch.cat((front, parts[0]["input_ids"]), 1),
-            "pixel_values": torch.cat([part["pixel_values"] for part in parts]),
-        }
+        ids = parts[0]["input_ids"]
+        front = ids.new_full((1, self.queries * (len(images) - 1)), self.image_token)
+        pixels = torch.cat([part["pixel_values"] for part in parts])
+        read = {key: value for key, value in parts[0].items() if key.startswith("qformer")}
+        return {"input_ids": torch.cat((front, ids), 1), "pixel_values": pixels, **read}
 
     @torch.no_grad()
     def logits(self, inputs: Any) -> torch.Tensor:
@@ -89,6 +100,15 @@ class Alone(Oracle):
             n, inputs, lambda: model.generate(**inputs, max_new_tokens=n, do_sample=False)[0]
         )
         return [int(i) for i in result[inputs["input_ids"].shape[1] :]]
+
+
+def square(folder: Path, side: int) -> None:
+    """Settings of the image processor."""
+    settings = {
+        "image_processor_type": "BlipImageProcessor",
+        "size": {"height": side, "width": side},
+    }
+    write(folder, "preprocessor_config.json", IMAGE | settings)
 
 
 def blip2(
@@ -121,23 +141,7 @@ def blip2(
     model = randomize(Blip2ForConditionalGeneration(config), seed, **TABLES)
     model = save(folder, model, tokens, "", NAMES, eos="</s>")
     model.language_model.generation_config.eos_token_id = None
-    side = tower["image_size"]
-    write(
-        folder,
-        "preprocessor_config.json",
-        {
-            "image_processor_type": "BlipImageProcessor",
-            "do_convert_rgb": True,
-            "do_normalize": True,
-            "do_rescale": True,
-            "do_resize": True,
-            "image_mean": [0.48145466, 0.4578275, 0.40821073],
-            "image_std": [0.26862954, 0.26130258, 0.27577711],
-            "resample": 3,
-            "rescale_factor": 1 / 255,
-            "size": {"height": side, "width": side},
-        },
-    )
+    square(folder, tower["image_size"])
     write(folder, "processor_config.json", {"num_query_tokens": queries})
     images = BlipImageProcessorPil.from_pretrained(folder)
     processor = build_processor(Blip2Processor, folder, images, num_query_tokens=queries)

@@ -10,6 +10,7 @@ MODULES = (
     "gemma3",
     "paligemma",
     "blip2",
+    "instructblip",
     "moondream",
     "idefics2",
     "mllama",

@@ -24,6 +24,7 @@ GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 WITHOUT = {
     "aya_vision",
     "blip2",
+    "instructblip",
     "moondream",
     "llava_onevision",
     "llava_video",
@@ -53,6 +54,7 @@ REFUSED = {  # variants of which llama.cpp takes something else for granted
     "32b, as published": "no norms after blocks",
     "opt": "no learned positions",
     "opt, cross attention in every second layer": "no learned positions",
+    "opt, 4 heads, cross attention in each third": "no learned positions",
     "mllama": "no layers that attend to pictures",
     "janus, of three, 6 heads on 2, no system prompt": "no GGUF holds its image encoder",
     "windows of 4, Q-Formers of two layers": "no GGUF holds its image encoder",

@@ -1,1 +1,1 @@
-"""BLIP-2."""
+"""BLIP-2 and InstructBLIP."""

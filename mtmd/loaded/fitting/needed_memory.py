@@ -98,8 +98,8 @@ class NeededMemory:
         """Weights of the encoders."""
         result = Counter[str]()
         for encoder in filter(None, (self.encoder, self.audio)):
-            tile = encoder.family.resolution.tile_type()
-            result.update(encoder.plan(1, tile.shape).weight_bytes)
+            for plan in encoder.weight_plans():
+                result.update(plan.weight_bytes)
         return result
 
     @cached_property

@@ -1,0 +1,145 @@
+"""InstructBLIP: BLIP-2 whose Q-Former reads the prompt, with a tokenizer of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from blip2 import NAMES, QFORMER, SPECIAL, TABLES, VISION, Alone, square
+from common import Messages, Row, load_tokenizer, randomize, save, tokenizer, write
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+WORDS = "describe the image what do you see here a red circle at left and blue square ? . who is"
+TEXT = {
+    "model_type": "llama",
+    "hidden_size": 72,
+    "intermediate_size": 100,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 512,
+}
+RANGES = TABLES | {"word_embeddings": (0, 0.5), "position_embeddings": (0, 0.3)}
+
+
+def words() -> Tokenizer:
+    """A small tokenizer of BERT's kind."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS.split()]
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pieces += [p for c in letters for p in (c, f"##{c}") if p not in pieces]
+    result = Tokenizer(models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="[UNK]"))
+    result.normalizer = normalizers.BertNormalizer(lowercase=True)
+    result.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    result.decoder = decoders.WordPiece()
+    result.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    result.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    return result
+
+
+def lines(messages: Messages) -> str:
+    """The prompt behind the pictures: turns are lines."""
+    texts = (
+        [m["content"]]
+        if isinstance(m["content"], str)
+        else [part["text"] for part in m["content"] if "text" in part]
+        for m in messages
+    )
+    return "\n".join("\n".join(each) for each in texts)
+
+
+@dataclass
+class Instructed(Alone):
+    """Of several pictures each is seen with the whole prompt."""
+
+    def inputs(self, messages: Messages, images: Sequence[np.ndarray] = ()) -> Any:
+        if any(message["role"] == "system" for message in messages):
+            raise jinja2.TemplateError("no system text")
+        inputs = self.put_together(lines(messages), images)
+        if len(images) > 1:
+            for key in ("qformer_input_ids", "qformer_attention_mask"):
+                inputs[key] = inputs[key].repeat(len(images), 1)
+        return inputs
+
+
+def instructblip(
+    folder: Path,
+    *,
+    seed: int = 0,
+    vision: dict[str, Any] | None = None,
+    qformer: dict[str, Any] | None = None,
+    text: dict[str, Any] | None = None,
+    queries: int = 5,
+) -> Instructed:
+    from transformers import (
+        InstructBlipConfig,
+        InstructBlipForConditionalGeneration,
+        InstructBlipProcessor,
+        PreTrainedTokenizerFast,
+    )
+    from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
+
+    tokens, read, tower = tokenizer(SPECIAL, bos="</s>"), words(), VISION | (vision or {})
+    end = tokens.token_to_id("</s>")
+    config = InstructBlipConfig(
+        vision_config=tower,
+        qformer_config=QFORMER
+        | {"vocab_size": read.get_vocab_size(), "max_position_embeddings": 40}
+        | (qformer or {}),
+        text_config={
+            "vocab_size": tokens.get_vocab_size(),
+            "pad_token_id": tokens.token_to_id("<pad>"),
+            "bos_token_id": end,
+            "eos_token_id": end,
+            **(TEXT | (text or {})),
+        },
+        num_query_tokens=queries,
+        image_token_index=tokens.token_to_id("<image>"),
+    )
+    model = randomize(InstructBlipForConditionalGeneration(config), seed, **RANGES)
+    model = save(folder, model, tokens, "", NAMES, eos="</s>")
+    model.language_model.generation_config.eos_token_id = None
+    square(folder, tower["image_size"])
+    write(folder, "processor_config.json", {"num_query_tokens": queries})
+    (folder / "chat_template.jinja").unlink()
+    inner = folder / "qformer_tokenizer"
+    inner.mkdir()
+    read.save(str(inner / "tokenizer.json"))
+    named = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    write(inner, "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **named})
+    processor = InstructBlipProcessor(
+        BlipImageProcessorPil.from_pretrained(folder),
+        load_tokenizer(folder),
+        PreTrainedTokenizerFast.from_pretrained(inner),
+        num_query_tokens=queries,
+    )
+    return Instructed(folder, model, processor, config.image_token_index, queries=queries)
+
+
+ROW = Row(
+    "InstructBLIP",
+    {
+        "vicuna's llama, 3 heads": instructblip,
+        "opt, 4 heads, cross attention in each third": lambda f: instructblip(
+            f,
+            seed=1,
+            vision={"hidden_size": 72, "num_attention_heads": 3, "layer_norm_eps": 1e-5},
+            qformer={"cross_attention_frequency": 3, "num_attention_heads": 4},
+            text={
+                "model_type": "opt",
+                "hidden_size": 64,
+                "word_embed_proj_dim": 64,
+                "ffn_dim": 90,
+                "num_attention_heads": 4,
+            },
+            queries=8,
+        ),
+    },
+    notes="a Q-Former that reads the prompt with the picture",
+    bare=True,
+)
