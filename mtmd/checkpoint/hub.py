@@ -36,6 +36,7 @@ CONFIG_BYTES = 1 << 20  # of config.json in which it is looked for
 # Of folders, those in which sentence-transformers says what the last layer's states are used for,
 # and the tokenizer of a Q-Former; `tokenizer-*` is a codec of audio that is spoken.
 IGNORED = [
+    "tokenizer-*.safetensors",
     "[!1q]*/*",
     "1[!_]*/*",
     "q[!f]*/*",
