@@ -497,8 +497,8 @@ class Encoder(TowerEncoder):
 
     @cached_property
     def reader(self) -> InstructedReader | None:
-        """What makes embeddings of a picture's features and a prompt's text; None for a family
-        whose tower gives them.
+        """Return what makes embeddings of a picture's features and a prompt's text; None for a
+        family whose tower gives them.
         """
         family: object = self.family
         if not isinstance(family, Instructed):

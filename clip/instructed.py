@@ -1,5 +1,5 @@
-"""What a decoder reads of a picture where that depends on the text of the prompt, too: the second
-part of an encoder, run once for each prompt on features that are encoded once.
+"""The second part of an encoder whose pictures depend on the text of the prompt, too: run once for
+each prompt, on features that are encoded once.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ PLANS = 16  # that are kept, one for each length of text
 
 @dataclass(frozen=True)
 class Instruction:
-    """How a family's encoder reads the text of a prompt: with the tokenizer in this folder of a
-    checkpoint, which has fewer tokens than `rows`, at most `tokens` of them.
+    """The way in which a family's encoder reads the text of a prompt: with the tokenizer in this
+    folder of a checkpoint, which has up to `rows` tokens, at most `tokens` of them.
     """
 
     folder: str

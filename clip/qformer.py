@@ -100,11 +100,13 @@ class QFormer:
     def text(self, ids: Node, at: str, w: Weights) -> Node:
         """Tokens int64 [N] -> [1, N, C], what `graph` reads of a text"""
         count = ids.shape[0]
-        places = graph_input("inp.places", (count,), torch.int64, lambda _: torch.arange(count))
+        positions = graph_input(
+            "inp.text_positions", (count,), torch.int64, lambda _: torch.arange(count)
+        )
         table = w.tensor(f"{at}.position_embd.weight")
         x = ops.add(
             w.embed(ids, f"{at}.word_embd"),
-            ops.take_rows(table, places, name=f"{at}.position_embd"),
+            ops.take_rows(table, positions, name=f"{at}.position_embd"),
             name=f"{at}.text",
         )
         return ops.reshape(x, shape=(1, count, self.width), name=f"{at}.text.batch")

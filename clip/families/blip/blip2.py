@@ -74,6 +74,6 @@ def read(top: Settings, image: Settings) -> Blip2Vision:
 
 
 def read_square(image: Settings, queried: QueriedTower) -> FixedSquare:
-    """How pictures are stretched to the tower's square."""
+    """Read the square of the tower, to which pictures are stretched."""
     side, normalize = queried.tower.image_size, read_normalize(image)
     return read_fixed_square(image, side, queried.queries, normalize, crops=False, ground=None)
