@@ -12,6 +12,10 @@ from mtmd.base.errors import PromptError
 from mtmd.tools.history import plain_text
 
 DEVELOPER = "the chat template knows no role 'developer': such messages are those of the system"
+SYSTEM_IN_PLACE = (
+    "the chat template supports a system message at the beginning only: later ones are part of "
+    "the turn before"
+)
 SYSTEM_GATHERED = "the chat template supports one system message: they are joined at the beginning"
 SYSTEM_IN_TURN = "the chat template has no system message: it is at the start of the first turn"
 TURNS_JOINED = (
@@ -26,6 +30,26 @@ Arrange = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 
 def _developer_as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+
+
+def _system_in_place(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return system messages that come later as the end of the turn before, the user's or a result,
+    or as a turn of the user: agents add one with every call, and what was said before it has to
+    stay as it was, as it is cached.
+    """
+    count = next((i for i, m in enumerate(messages) if m["role"] not in _SYSTEM), len(messages))
+    if not any(m["role"] in _SYSTEM for m in messages[count:]):
+        return messages
+    made: list[dict[str, Any]] = []
+    for message in messages[count:]:
+        if message["role"] in _SYSTEM:
+            message = {**message, "role": "user"}
+            if made and made[-1]["role"] == "tool":
+                content = _together(made[-1]["content"], message["content"])
+                made[-1] = {**made[-1], "content": content}
+                continue
+        made.append(message)
+    return [*with_one_system(messages[:count]), *_turns_joined(made, ("user",))]
 
 
 def with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -62,7 +86,7 @@ def _system_in_turn(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return what the system says as the beginning of the user's first turn, or as a turn of its
     own.
     """
-    one = with_one_system(messages)
+    one = with_one_system(_system_in_place(messages))
     if one[0]["role"] not in _SYSTEM:
         return messages
     text, rest = plain_text(one[0]["content"]), one[1:]
@@ -90,6 +114,7 @@ def _text_in_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 ARRANGEMENTS: tuple[tuple[Arrange, str], ...] = (
     (lambda messages: messages, ""),
     (_developer_as_system, DEVELOPER),
+    (_system_in_place, SYSTEM_IN_PLACE),
     (with_one_system, SYSTEM_GATHERED),
     (_turns_joined, TURNS_JOINED),
     (_system_in_turn, SYSTEM_IN_TURN),

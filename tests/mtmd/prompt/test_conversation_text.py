@@ -12,7 +12,7 @@ from mtmd.chat_template.render_limits import RenderLimitError
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.prompt.conversation import read_conversation
 from mtmd.prompt.conversation_text import ConversationText
-from mtmd.prompt.leniency import DEVELOPER, SYSTEM_GATHERED, SYSTEM_IN_TURN, TURNS_JOINED
+from mtmd.prompt.leniency import DEVELOPER, SYSTEM_IN_PLACE, SYSTEM_IN_TURN, TURNS_JOINED
 from mtmd.tools.history import BROKEN_ARGUMENTS, CALLS_WRITTEN, DESCRIBED, RESULTS_WRITTEN
 from mtmd.tools.tool import Toolbox, read_toolbox
 
@@ -60,13 +60,51 @@ def write(
             "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
             "{{ raise_exception('first') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}",
             [USER, SYSTEM],
-            "[system]be brief[user]hello",
-            SYSTEM_GATHERED,
+            "[user]hello\n\nbe brief",
+            SYSTEM_IN_PLACE,
         ),
     ],
 )  # fmt: skip
 def test_rearranged(source: str, messages: list[Any], expected: str, note: str) -> None:
     assert write(source, *messages) == (expected, (note,))
+
+
+FIRST_ONLY = (  # Qwen3.5, and Mistral, whose turns alternate but for calls and results
+    "{% set ns = namespace(n=0) %}{% for m in messages %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('first') }}{% endif %}"
+    "{% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
+    "{% if (m.role == 'user') != (ns.n % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}"
+    "{% set ns.n = ns.n + 1 %}{% endif %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endfor %}"
+)
+TOKENS_LEFT = "<system-reminder>\n<total_tokens>{} tokens left</total_tokens>\n</system-reminder>"
+
+
+def turns_of_claude_code(results: int) -> list[dict[str, Any]]:
+    """As Claude Code 2.1.332 sends them, shortened: a system message after every result."""
+    environment = {"role": "system", "content": "# Environment"}
+    made = [SYSTEM, {"role": "user", "content": "list the files"}, environment]
+    for n in range(results):
+        function = {"name": "Bash", "arguments": '{"command": "ls"}'}
+        calls = [{"id": f"c{n}", "type": "function", "function": function}]
+        made += [
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": f"c{n}", "content": f"a{n}.txt"},
+            {"role": "system", "content": TOKENS_LEFT.format(9 - n)},
+        ]
+    return made
+
+
+@pytest.mark.parametrize("source", [CHATML, FIRST_ONLY, ALTERNATE, SILENT])
+def test_what_an_agent_adds_leaves_the_beginning_of_the_prompt_as_it_was(source: str) -> None:
+    before, _ = write(source, *turns_of_claude_code(1))
+    after, notes = write(source, *turns_of_claude_code(2))
+    assert after.startswith(before.removesuffix("<|im_start|>assistant\n"))
+    assert "9 tokens left" in before and "8 tokens left" in after
+    places = [after.index(text) for text in ("be brief", "list", "# Env", "a0.", ">9 ", "a1.", ">8 ")]
+    assert places == sorted(places)
+    if source is FIRST_ONLY:
+        assert notes == (SYSTEM_IN_PLACE,)
 
 
 def test_what_fits_is_not_rearranged() -> None:
