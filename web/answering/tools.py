@@ -8,14 +8,16 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mtmd import Event, Finished, TextPiece, ToolCall, ToolCallPiece
 from mtmd.web.errors import ApiError
 
 CUSTOM = "custom"
+NAMESPACE = "namespace"
 _OWN = (None, "function")
+_JOIN = "__"  # between the name of a namespace and that of a tool in it
 _INPUT = "input"  # the argument that has the text
 _SHOWN = 60  # characters of the name of a kind
 # The text of a call that was cut, up to its last whole escape.
@@ -27,13 +29,26 @@ _OF_JSON = '"\\/bfnrtu'
 @dataclass(frozen=True)
 class GivenTools:
     """The tools of a request that a model may call, as functions. `custom`: names of those that
-    take a text; `left_out`: places and kinds of those that a server would run, as
-    "tools[1] (web_search)".
+    take a text; `namespaces`: of each that is in one, the name of that and its own; `left_out`:
+    places and kinds of those that a server would run, as "tools[1] (web_search)".
     """
 
     tools: tuple[Mapping[str, Any], ...]
     custom: frozenset[str] = frozenset()
     left_out: tuple[str, ...] = ()
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def spelled(self, name: str) -> dict[str, str]:
+        """Return the name of a tool as calls of the Responses API have it."""
+        if name not in self.namespaces:
+            return {"name": name}
+        namespace, own = self.namespaces[name]
+        return {"name": own, "namespace": namespace}
+
+
+def in_namespace(namespace: str | None, name: str) -> str:
+    """Return the name by which the model knows a tool: the namespace is a part of it."""
+    return f"{namespace}{_JOIN}{name}" if namespace else name
 
 
 def given_tools(
@@ -43,18 +58,51 @@ def given_tools(
     "custom" take a text.
     """
     saved, custom, left_out = list[Mapping[str, Any]](), set[str](), list[str]()
-    for i, tool in enumerate(tools or ()):
+    namespaces: dict[str, tuple[str, str]] = {}
+    for place, tool, namespace in _flat(tools, location):
         kind = tool.get("type")
         if kind in _OWN:
-            saved.append(tool)
+            function = tool
         elif kind == own:
-            saved.append({key: value for key, value in tool.items() if key != "type"})
+            function = {key: value for key, value in tool.items() if key != "type"}
         elif kind == CUSTOM:
-            saved.append(_as_function(tool))
-            custom.add(str(saved[-1]["name"]))
+            function = _as_function(tool)
         else:
-            left_out.append(f"{location}[{i}] ({str(kind)[:_SHOWN]})")
-    return GivenTools(tuple(saved), frozenset(custom), tuple(left_out))
+            left_out.append(f"{place} ({str(kind)[:_SHOWN]})")
+            continue
+        if namespace:
+            inner = _inner(function, "function")
+            name = str(inner.get("name"))
+            function = {**inner, "type": "function", "name": in_namespace(namespace, name)}
+            namespaces[function["name"]] = namespace, name
+        saved.append(function)
+        if kind == CUSTOM:
+            custom.add(str(function["name"]))
+    return GivenTools(tuple(saved), frozenset(custom), tuple(left_out), namespaces)
+
+
+def _flat(
+    tools: Sequence[Mapping[str, Any]] | None, location: str
+) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """Yield each tool with its place and the name of its namespace, "" where it is in none. Raises
+    ApiError for a namespace without a name or a list of tools.
+    """
+    for i, tool in enumerate(tools or ()):
+        place = f"{location}[{i}]"
+        if tool.get("type") != NAMESPACE:
+            yield place, tool, ""
+            continue
+        name, members = tool.get("name"), tool.get("tools")
+        if not isinstance(name, str) or not name:
+            raise _wrong_namespace(f"{place}.name", "a text")
+        if not isinstance(members, list) or not all(isinstance(m, Mapping) for m in members):
+            raise _wrong_namespace(f"{place}.tools", "a list of tools")
+        for j, member in enumerate(members):
+            yield f"{place}.tools[{j}]", member, name
+
+
+def _wrong_namespace(place: str, expected: str) -> ApiError:
+    return ApiError(400, f"{place}: expected {expected}", param=place)
 
 
 def chosen_tool(choice: Any) -> Any:

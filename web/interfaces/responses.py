@@ -72,7 +72,7 @@ class ResponseForm(Form):
         store: Callable[[tuple[Turn, ...], dict[str, Any]], bool],
     ) -> None:
         self._turns, self._id, self._store = turns, id_, store
-        self._needs_encoded = body.needs_encoded
+        self._needs_encoded, self._tools = body.needs_encoded, body.given_tools
         self._numbers = itertools.count()
         self._head: dict[str, Any] = {
             "id": f"resp_{id_}",
@@ -183,7 +183,7 @@ class ResponseForm(Form):
                 "type": "custom_tool_call",
                 "status": status,
                 "call_id": call.id,
-                "name": call.name,
+                **self._tools.spelled(call.name),
                 "input": call.arguments,
             }
         return {
@@ -191,7 +191,7 @@ class ResponseForm(Form):
             "type": "function_call",
             "status": status,
             "call_id": call.id,
-            "name": call.name,
+            **self._tools.spelled(call.name),
             "arguments": call.arguments,
         }
 

@@ -17,6 +17,7 @@ from mtmd.web.answering.tools import (
     GivenTools,
     chosen_tool,
     given_tools,
+    in_namespace,
     text_arguments,
     tool_options,
 )
@@ -176,6 +177,7 @@ class CallItem(Loose):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 
@@ -185,6 +187,7 @@ class CustomItem(Loose):
     type: Literal["custom_tool_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     input: str
 
 
@@ -374,7 +377,8 @@ class ResponsesRequest(Request):
                 arguments = (
                     item.arguments if isinstance(item, CallItem) else text_arguments(item.input)
                 )
-                call = ToolCall(item.call_id, item.name, arguments)
+                name = in_namespace(item.namespace, item.name)
+                call = ToolCall(item.call_id, name, arguments)
                 turns[-1] = replace(turns[-1], calls=(*turns[-1].calls, call))
             elif isinstance(item, OutputItem):
                 parts = pieces(item.output, f"input[{i}].output")

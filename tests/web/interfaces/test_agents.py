@@ -45,6 +45,14 @@ CODEX: dict[str, Any] = {
         {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": PATCH},
         {"type": "custom_tool_call_output", "call_id": "c1", "output": "Success"},
         {"type": "local_shell_call", "id": "x", "call_id": "c2", "status": "completed"},
+        {
+            "type": "function_call",
+            "call_id": "c3",
+            "name": "mix",
+            "namespace": "mcp__colors",
+            "arguments": "{}",
+        },
+        {"type": "function_call_output", "call_id": "c3", "output": "orange"},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "go on"}]},
     ],
     "tools": [
@@ -53,7 +61,12 @@ CODEX: dict[str, Any] = {
         APPLY_PATCH,
         {"type": "local_shell"},
         {"type": "tool_search"},
-        {"type": "namespace", "name": "mcp__x", "tools": []},
+        {
+            "type": "namespace",
+            "name": "mcp__colors",
+            "description": "Tools in the mcp__colors namespace.",
+            "tools": [{**SHELL, "name": "mix"}, {"type": "mcp", "name": "y"}],
+        },
     ],
     "tool_choice": "auto",
     "parallel_tool_calls": False,
@@ -135,14 +148,34 @@ def test_codex() -> None:
     assert result.status_code == 200, result.text
     assert result.headers["X-Mtmd-Ignored"] == (
         "tools[1] (web_search), tools[3] (local_shell), tools[4] (tool_search), "
-        "tools[5] (namespace), input[2] (web_search_call), input[5] (local_shell_call)"
+        "tools[5].tools[1] (mcp), input[2] (web_search_call), input[5] (local_shell_call)"
     )
     ticket = service.tickets[0]
-    assert [tool.name for tool in ticket.settings.toolbox.tools] == ["shell", "apply_patch"]
+    named = ["shell", "apply_patch", "mcp__colors__mix"]
+    assert [tool.name for tool in ticket.settings.toolbox.tools] == named
     assert 'start: "*** Begin Patch" LF' in ticket.settings.toolbox.tools[1].description
     (call,) = ticket.messages[2]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"input": PATCH}
-    assert [m["role"] for m in ticket.messages][-3:] == ["assistant", "tool", "user"]
+    roles = ["assistant", "tool", "assistant", "tool", "user"]
+    assert [m["role"] for m in ticket.messages][-5:] == roles
+    (call,) = ticket.messages[4]["tool_calls"]
+    assert call["function"]["name"] == "mcp__colors__mix"
+
+
+def test_codex_finds_the_tool_of_a_namespace_that_was_called() -> None:
+    service = FakeService()
+    service.calls = (ToolCall("call_1", "mcp__colors__mix", "{}"), ToolCall("call_2", "shell", "{}"))
+    client = client_for(service)
+    mixed, shell = client.post("/v1/responses", json=CODEX).get_json()["output"]
+    assert (mixed["name"], mixed["namespace"], mixed["call_id"]) == ("mix", "mcp__colors", "call_1")
+    assert shell["name"] == "shell" and "namespace" not in shell
+    streamed = client.post("/v1/responses", json=CODEX | {"stream": True}, buffered=True).text
+    events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    items = [e["item"] for e in events if e["type"].startswith("response.output_item")]
+    assert [(i["name"], i.get("namespace")) for i in items] == [
+        *[("mix", "mcp__colors")] * 2,
+        *[("shell", None)] * 2,
+    ]
 
 
 def test_claude_code() -> None:
@@ -470,6 +503,11 @@ HOSTILE: list[dict[str, Any]] = [
         ]
     },
     {"tools": [{"type": "x" * 10_000}] * 256},
+    {"tools": [{"type": "namespace", "name": 5, "tools": []}]},
+    {"tools": [{"type": "namespace", "name": "x", "tools": [5]}]},
+    {"tools": [{"type": "namespace", "name": "x", "tools": [{"function": 5}, {"name": [1]}]}]},
+    {"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "namespace"}]}]},
+    {"tools": [{"type": "namespace", "name": "x", "tools": [{"name": "y"}] * 300}]},
     {"tools": [{"type": "\x00\r\nSet-Cookie: a"}]},
     {"tool_choice": {"type": "allowed_tools", "tools": [[]]}},
     {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"tools": {}}}},
