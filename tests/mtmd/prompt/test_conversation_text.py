@@ -101,7 +101,9 @@ def test_what_an_agent_adds_leaves_the_beginning_of_the_prompt_as_it_was(source:
     after, notes = write(source, *turns_of_claude_code(2))
     assert after.startswith(before.removesuffix("<|im_start|>assistant\n"))
     assert "9 tokens left" in before and "8 tokens left" in after
-    places = [after.index(text) for text in ("be brief", "list", "# Env", "a0.", ">9 ", "a1.", ">8 ")]
+    places = [
+        after.index(text) for text in ("be brief", "list", "# Env", "a0.", ">9 ", "a1.", ">8 ")
+    ]
     assert places == sorted(places)
     if source is FIRST_ONLY:
         assert notes == (SYSTEM_IN_PLACE,)

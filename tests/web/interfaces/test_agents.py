@@ -164,7 +164,10 @@ def test_codex() -> None:
 
 def test_codex_finds_the_tool_of_a_namespace_that_was_called() -> None:
     service = FakeService()
-    service.calls = (ToolCall("call_1", "mcp__colors__mix", "{}"), ToolCall("call_2", "shell", "{}"))
+    service.calls = (
+        ToolCall("call_1", "mcp__colors__mix", "{}"),
+        ToolCall("call_2", "shell", "{}"),
+    )
     client = client_for(service)
     mixed, shell = client.post("/v1/responses", json=CODEX).get_json()["output"]
     assert (mixed["name"], mixed["namespace"], mixed["call_id"]) == ("mix", "mcp__colors", "call_1")
