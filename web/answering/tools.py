@@ -59,7 +59,7 @@ def given_tools(
     """
     saved, custom, left_out = list[Mapping[str, Any]](), set[str](), list[str]()
     namespaces: dict[str, tuple[str, str]] = {}
-    for place, tool, namespace in _flat(tools, location):
+    for at, tool, namespace in _flat(tools, location):
         kind = tool.get("type")
         if kind in _OWN:
             function = tool
@@ -68,7 +68,7 @@ def given_tools(
         elif kind == CUSTOM:
             function = _as_function(tool)
         else:
-            left_out.append(f"{place} ({str(kind)[:_SHOWN]})")
+            left_out.append(f"{at} ({str(kind)[:_SHOWN]})")
             continue
         if namespace:
             inner = _inner(function, "function")
@@ -84,25 +84,25 @@ def given_tools(
 def _flat(
     tools: Sequence[Mapping[str, Any]] | None, location: str
 ) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    """Yield each tool with its place and the name of its namespace, "" where it is in none. Raises
-    ApiError for a namespace without a name or a list of tools.
+    """Yield each tool with its location and the name of its namespace, "" where it is in none.
+    Raises ApiError for a namespace without a name or a list of tools.
     """
     for i, tool in enumerate(tools or ()):
-        place = f"{location}[{i}]"
+        at = f"{location}[{i}]"
         if tool.get("type") != NAMESPACE:
-            yield place, tool, ""
+            yield at, tool, ""
             continue
         name, members = tool.get("name"), tool.get("tools")
         if not isinstance(name, str) or not name:
-            raise _wrong_namespace(f"{place}.name", "a text")
+            raise _wrong_namespace(f"{at}.name", "a text")
         if not isinstance(members, list) or not all(isinstance(m, Mapping) for m in members):
-            raise _wrong_namespace(f"{place}.tools", "a list of tools")
+            raise _wrong_namespace(f"{at}.tools", "a list of tools")
         for j, member in enumerate(members):
-            yield f"{place}.tools[{j}]", member, name
+            yield f"{at}.tools[{j}]", member, name
 
 
-def _wrong_namespace(place: str, expected: str) -> ApiError:
-    return ApiError(400, f"{place}: expected {expected}", param=place)
+def _wrong_namespace(location: str, expected: str) -> ApiError:
+    return ApiError(400, f"{location}: expected {expected}", param=location)
 
 
 def chosen_tool(choice: Any) -> Any:
