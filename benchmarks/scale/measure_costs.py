@@ -84,6 +84,7 @@ class Clocks:
         from mtmd.llm.engine.engine import Engine
         from mtmd.service.encode_queue import EncodeQueue
         from mtmd.service.request_maker import RequestMaker
+        from mtmd.service.run_loop import RunLoop
         from mtmd.service.service import Service
 
         encode, run, step = EncodeQueue.step, Engine._run, Engine.step
@@ -115,7 +116,7 @@ class Clocks:
             (answering, "read_picture", self.around("fetch", answering.read_picture)),
             (Service, "load_image", property(lambda s: self.around("decode", load_image.fget(s)))),
             (RequestMaker, "prepare", self.around("preprocess", RequestMaker.prepare)),
-            (Service, "_turn", self.around("turn", Service._turn)),
+            (RunLoop, "turn", self.around("turn", RunLoop.turn)),
             (EncodeQueue, "step", encoded),
             (Engine, "_run", counted),
             (Engine, "step", stepped),
@@ -240,6 +241,7 @@ def locked_part(worker: Any, paths: list[str]) -> float:
     """
     from mtmd.prompt.conversation import messages_of
     from mtmd.prompt.load_image import read_picture
+    from mtmd.service.prompt_scores import PromptScores
 
     service = worker._model.service
     settings = service._loaded.answer_options({})
@@ -247,7 +249,9 @@ def locked_part(worker: Any, paths: list[str]) -> float:
     def prepare(path: str) -> None:
         data = read_picture(Path(path))
         shown = service.load_image(data, unnamed=path)
-        service._prepare(messages_of(shown, worker.job.prompt, ""), settings, "")
+        messages = messages_of(shown, worker.job.prompt, "")
+        no_plan, no_end = (lambda: None), (lambda _: None)
+        service._maker.prepare(messages, settings, "", no_plan, PromptScores(), no_end)
 
     seconds = []
     for threads in (1, 2, 1, 2):

@@ -18,7 +18,7 @@ from shared_cores import Shared
 from mtmd.base.errors import OptionError
 from mtmd.cluster.schedule import Schedule, Task
 
-SLICE_S = 0.01  # of encoding between two steps of the decoder, as in mtmd/service/service.py
+SLICE_S = 0.01  # of encoding between two steps of the decoder, as in mtmd/service/run_loop.py
 STEPS_AT_ONCE = 8  # of the decoder, where nothing else waits: one event in place of so many
 VAIN_MAX = 1000  # nodes lost, while no picture is answered
 Process = Generator[Any, Any, None]

@@ -19,7 +19,7 @@ from mtmd.embedding.receipt import Embeddings, Ranking, TokenEmbeddings
 from mtmd.embedding.reranker import Reranker
 from mtmd.embedding.token_embedder import TokenEmbedder
 from mtmd.kernels.report.warmup_report import WarmupReport
-from mtmd.loaded.device_thread import AGAIN
+from mtmd.loaded.device_thread import device_fault
 from mtmd.service.latencies import Latencies
 from mtmd.service.stats import ServiceStats
 
@@ -188,16 +188,11 @@ class RetrievalService:
 
     def _check_device(self, error: Exception) -> None:
         """Some errors of a GPU are for good. Raises DeviceError where this is one."""
-        try:
-            for backend in self.model.backends:
-                backend.synchronize()
-        except Exception as result:
-            fault = DeviceError(
-                f"the device {self.model.backends[0].name} has failed "
-                f"({type(error).__name__}), and nothing runs on it any more; {AGAIN}"
-            )
-            with self._changed:
-                first, self.fault = self.fault is None, self.fault or fault
-            for report in self._report if first else ():
-                report(fault)
-            raise fault from result
+        fault = device_fault(self.model.backends, error)
+        if fault is None:
+            return
+        with self._changed:
+            first, self.fault = self.fault is None, self.fault or fault
+        for report in self._report if first else ():
+            report(fault)
+        raise fault

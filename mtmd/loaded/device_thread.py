@@ -18,13 +18,16 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mtmd.base.errors import DeviceError, MtmdError
 from mtmd.base.heartbeat import Heartbeat
 from mtmd.base.tracebacks import stack_text, traceback_text
 from mtmd.base.turns import turn_released
+
+if TYPE_CHECKING:
+    from mtmd.kernels.backends import Backend
 
 HANG_S = 300.0  # a node takes seconds; the first run of one may compile it
 TICK_S = 1.0  # between two looks at the thread, at most
@@ -375,6 +378,24 @@ class Stall:
         still = beats is not None and beats == self._beats
         self._beats, self._seconds = beats, self._seconds + passed_s if still else 0.0
         return self._seconds
+
+
+def device_fault(backends: Sequence[Backend], error: BaseException) -> DeviceError | None:
+    """Return the fault where `error` is one of the device, for good: all that is asked of it
+    afterwards fails as well. None where it goes on.
+    """
+    try:
+        for backend in backends:
+            backend.synchronize()
+    except Exception as result:
+        error.__cause__ = error.__cause__ or result
+        fault = DeviceError(
+            f"the device {backends[0].name} has failed ({type(error).__name__}), and nothing runs "
+            f"on it any more; {AGAIN}"
+        )
+        fault.__cause__ = error
+        return fault
+    return None
 
 
 def again(fault: DeviceError) -> DeviceError:

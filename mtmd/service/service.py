@@ -1,16 +1,10 @@
-"""Many requests at once over one model. One thread owns the device; callers' threads decode
-pictures, render templates and tokenize.
-
-The device thread takes turns: a slice of encoding, then a batch of the decoder, so that a large
-picture keeps nobody who is being answered waiting for longer than a slice. Whoever stops listening
-is given up, between two nodes of the graph.
+"""Many requests at once over one model. One thread owns the device and runs `run_loop.py`; callers'
+threads decode pictures, render templates and tokenize here. Whoever stops listening is given up,
+between two nodes of the graph.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
 from collections import abc
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -18,57 +12,45 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
-from torch import Tensor
 
 from mtmd.base.errors import BusyError, DeviceError, DeviceMemoryError, MtmdError, PromptError
 from mtmd.base.fair_queue import FairSlots
-from mtmd.base.tracebacks import traceback_text
-from mtmd.base.turns import current_owner, prioritized
+from mtmd.base.turns import current_owner
 from mtmd.checkpoint.facts import CheckpointFacts, facts_of
 from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.image.decode import Picture
-from mtmd.events import Answer, Finished, Progress
 from mtmd.kernels.gpu.ahead.compilations import compilations
 from mtmd.kernels.report.ceilings import read_rate_of
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.default_device import made_on_the_host
-from mtmd.llm.batch import BatchShape
 from mtmd.llm.batch_shapes import few_rows
-from mtmd.llm.engine.engine import Engine
-from mtmd.llm.engine.prompt import Prompt
-from mtmd.llm.engine.sequence import Sequence
-from mtmd.llm.plan_maker import PlanMaker
 from mtmd.llm.sampling.options import SEED_MAX
 from mtmd.llm.tokenizer.control_tokens import SEAL
-from mtmd.loaded.device_thread import AGAIN, HANG_S, DeviceUser, again
+from mtmd.loaded.device_thread import HANG_S, DeviceUser, again
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.report import warmup_report
 from mtmd.options.answer import AnswerOptions
 from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.prompts import Prompts
 from mtmd.prompt.tasks import CONFLICT, with_task
-from mtmd.service.answer_writer import AnswerWriter
 from mtmd.service.call_plan import CallPlan
-from mtmd.service.encode_queue import EncodeQueue, Job
 from mtmd.service.latencies import Latencies
 from mtmd.service.processed_tiles import ProcessedTiles
 from mtmd.service.prompt_scores import PromptScores
-from mtmd.service.receipts import make_receipt, model_warnings
+from mtmd.service.receipts import model_warnings
 from mtmd.service.request import Request
 from mtmd.service.request_maker import RequestMaker
+from mtmd.service.run_loop import RunLoop
+from mtmd.service.slots import Slots
 from mtmd.service.stats import ServiceStats, TokenCount
 from mtmd.service.ticket import Ticket
-from mtmd.service.turnover import Turnover
 
 if TYPE_CHECKING:  # not in typing before Python 3.11
     from typing_extensions import Self
 
 __all__ = ["Service", "ServiceStats", "Ticket", "TokenCount"]
 
-SLICE_S = 0.01  # of encoding between two batches of the decoder
-RETRY_S = 0.05  # until memory is looked for again, with nothing else to do
 T = TypeVar("T")
-log = logging.getLogger("mtmd.service")
 
 
 class Servable(Protocol):
@@ -101,45 +83,27 @@ class Service:
         loaded = self._loaded = model.loaded
         self._prompts = model.prompts
         self._maker = RequestMaker(loaded, model.prompts)
-        self._writer = AnswerWriter(loaded.checkpoint.tokenizer)
-        self._plans = PlanMaker(self._make_plan, loaded.own_threads, self._not_foreseen)
-        self.engine = Engine(
-            loaded.runner,
-            may_run=loaded.admission.may_decode,
-            speculate=loaded.options.speculate,
-            plans=self._plans,
-        )
-        self.encoding = EncodeQueue(self._prompts.bridge) if loaded.encoders else None
+        maximum = queue + loaded.runner.sequences
+        self._slots = Slots(maximum)
+        self.bulk_slots = FairSlots(maximum)
+        """More slots, for callers who ask many questions and wait: however many of them there are,
+        nobody is refused because of them.
+        """
+        self._loop = loop = RunLoop(loaded, model.prompts, self._slots, gathered)
+        self.engine, self.encoding = loop.engine, loop.encoding
         if any(encoder.side for encoder in loaded.encoders):
             # The cache was cleared in this thread's queue, and is written in another
             loaded.runner.backends[0].synchronize()
         self._compiled_before = compilations().late
-        self._stats = ServiceStats(slots=loaded.runner.sequences, pages=self.engine.cache.pages - 1)
-        self._maximum = queue + loaded.runner.sequences
-        self._locations = threading.Semaphore(self._maximum)
-        """One for each request from `submit` to its end."""
-        self.bulk_slots = FairSlots(self._maximum)
-        """More slots, for callers who ask many questions and wait: however many of them there are,
-        nobody is refused because of them.
-        """
-        self._turnover = Turnover()
-        self.latencies = Latencies()
-        self._requests: dict[Ticket, Request] = {}
-        self._open: dict[Ticket, None] = {}
-        """Of requests from before they are posted to their end: who waits, also behind a hang."""
-        self._by_sequence: dict[Sequence, Request] = {}
-        self._batch_s = 0.0
         self._processed = ProcessedTiles()
-        self._share_cache, self._gathered = share_cache, gathered
-        self._counting = threading.Lock()
-        self._spelling: list[threading.Thread] = []
+        self._share_cache = share_cache
         self._device = DeviceUser(
             loaded.device_thread,
-            self._turn,
-            self._pause,
-            self._defect,
-            self._end_all,
-            self._given_up,
+            loop.turn,
+            loop.pause,
+            loop.defect,
+            loop.cancel_all,
+            loop.given_up,
             hang_s,
         )
 
@@ -156,7 +120,7 @@ class Service:
     @property
     def capacity(self) -> int:
         """The most requests that are answered or wait."""
-        return self._maximum
+        return self._slots.maximum
 
     @property
     def sees(self) -> bool:
@@ -198,6 +162,11 @@ class Service:
     """Why it is being started again, of one in another process."""
 
     @property
+    def latencies(self) -> Latencies:
+        """Return how long callers have waited."""
+        return self._loop.counters.latencies
+
+    @property
     def fault(self) -> DeviceError | None:
         """Why nothing can be answered any more. Known at once, also while the device hangs."""
         return self._device.thread.fault
@@ -205,7 +174,7 @@ class Service:
     @property
     def busy(self) -> bool:
         """Return whether anything is being answered, or waits for it."""
-        return bool(self._open)
+        return bool(self._slots.waiting())
 
     def on_fault(self, report: abc.Callable[[DeviceError], None]) -> None:
         """`report` is called, on any thread, once there is a fault; at once where there is one."""
@@ -269,19 +238,15 @@ class Service:
         """
         if self.fault is not None:
             raise again(self.fault)
-        if not self._locations.acquire(blocking=False):
-            self._count("rejected")
-            with self._counting:
-                wait_s = self._turnover.wait_s()
-            raise BusyError(
-                f"{self._maximum} requests are being answered or wait, the most that may; try "
-                "again later",
-                wait_s,
-            )
+        try:
+            self._slots.acquire()
+        except BusyError:
+            self._loop.counters.one_more("rejected")
+            raise
         try:
             return self._submit(messages, settings, tenant, after, plan, scores=scores)
         except BaseException:
-            self._free_slot()
+            self._slots.release()
             raise
 
     def submit_bulk(
@@ -311,7 +276,7 @@ class Service:
                 messages, settings, self._salt(tenant), plan, scores, self._give_up
             )
         except DeviceMemoryError:
-            self._count("images_refused")
+            self._loop.counters.one_more("images_refused")
             raise
         request.owner, request.is_bulk = current_owner() or tenant, is_bulk
         self._post(request, after)
@@ -328,14 +293,11 @@ class Service:
         return with_task(messages, settings.task, self.checkpoint_facts.tasks)
 
     def _post(self, request: Request, after: Ticket | None) -> None:
-        with self._counting:
-            if not self._open:
-                self._turnover.begin()
-            self._open[request.ticket] = None
+        self._slots.open(request.ticket)
         try:
-            self._device.post(lambda: self._take(request, after))
+            self._device.post(lambda: self._loop.take(request, after))
         except MtmdError:
-            del self._open[request.ticket]
+            self._slots.close(request.ticket)
             raise
 
     def _salt(self, tenant: str) -> str:
@@ -409,7 +371,7 @@ class Service:
         """Return the stats of this moment. The device is not asked, which may be in a long step, or
         hang.
         """
-        stats, engine = self._stats, self.engine
+        stats, engine = self._loop.counters.stats, self.engine
         scheduler = engine.scheduler
         stats.running, stats.waiting = len(scheduler.running), len(scheduler.waiting)
         stats.clients_waiting, stats.made_way = scheduler.waiting.owners, engine.yielded
@@ -442,7 +404,7 @@ class Service:
         proposals = self.engine.speculation.mode != "off"
         batches = few_rows(self._loaded.runner, self.engine.cache, proposals)
         if batches:
-            self._device.post(lambda: self._foresee(batches))
+            self._device.post(lambda: self._loop.foresee(batches))
 
     def read_rate(self, device: str) -> float | None:
         """Bytes/s at which memory of `device` is read while nobody else does anything with it, None
@@ -470,345 +432,12 @@ class Service:
         later is refused. A device that does not come to that `within_s` seconds, as it hangs, is
         given up: that is a fault.
         """
-        self._plans.close()
+        self._loop.plans.close()
         self._device.close(within_s)
-        for thread in self._spelling:
+        for thread in self._loop.spelling:
             thread.join(within_s)
-        self._plans.join(within_s)
-
-    def _count(self, statistic: str) -> None:
-        """One more of what any thread counts; the device thread alone counts the rest."""
-        with self._counting:
-            setattr(self._stats, statistic, getattr(self._stats, statistic) + 1)
-
-    def _free_slot(self, request: Request | None = None) -> None:
-        if request is not None and request.is_bulk:
-            return
-        self._locations.release()
-        with self._counting:
-            self._turnover.freed()
+        self._loop.plans.join(within_s)
 
     def _give_up(self, ticket: Ticket) -> None:
         with suppress(MtmdError):  # the service is closed, and the request with it
-            self._device.post(lambda: self._cancel(ticket))
-
-    # On the thread that makes plans, or on the device's.
-
-    def _make_plan(self, batch: BatchShape) -> None:
-        """Make the plan, and what is needed of it before it runs."""
-        runner = self._loaded.runner
-        runner.prepare(batch)
-        _ = runner.plan(batch).rough_bytes
-
-    def _not_foreseen(self, error: Exception) -> None:
-        """Nobody has asked for it: where it cannot be made, nobody's answer ends by that."""
-        reported = error if isinstance(error, MtmdError) else traceback_text(error)
-        log.warning("no more plans are made ahead: %s", reported)
-
-    # Below here everything runs on the device thread.
-
-    def _pause(self) -> float | None:
-        """Until there is something to do: at once, when memory is looked for again, or when
-        somebody comes.
-        """
-        if self.encoding and self.encoding.is_short and not self.engine.busy:
-            return RETRY_S
-        return None if self._is_idle else 0
-
-    def _end_all(self) -> None:
-        self._plans.close()
-        for ticket in list(self._requests):
-            self._cancel(ticket)
-
-    def _given_up(self, fault: DeviceError) -> None:
-        """All who wait are told. The device thread may hang with what it works on: nothing of that
-        is touched.
-        """
-        for ticket in list(self._open):
-            ticket.put(again(fault))
-
-    def _defect(self, error: BaseException) -> None:
-        """End the requests under way with an internal error, and the service lives on, unless it is
-        the device that failed: then it raises DeviceError.
-        """
-        self._check_device(error)
-        log.error(
-            "%d requests end by an internal error\n%s", len(self._requests), traceback_text(error)
-        )
-        failure = MtmdError(f"internal error: {type(error).__name__}")
-        failure.__cause__ = error
-        self._stats.failed += len(self._requests)
-        requests, self._requests, self._by_sequence = self._requests, {}, {}
-        self.engine.reset()
-        if self.encoding:
-            self.encoding.reset()
-        for ticket, request in requests.items():
-            self._free_slot(request)
-            self._open.pop(ticket, None)
-            ticket.put(failure)
-
-    def _check_device(self, error: BaseException) -> None:
-        """Some errors of a GPU are for good: all that is asked of it afterwards fails as well."""
-        if isinstance(error, DeviceError):
-            raise error
-        try:
-            for backend in self._loaded.backends:
-                backend.synchronize()
-        except Exception as result:
-            error.__cause__ = error.__cause__ or result
-            raise DeviceError(
-                f"the device {self._loaded.backends[0].name} has failed ({type(error).__name__}), "
-                f"and nothing runs on it any more; {AGAIN}"
-            ) from error
-
-    def _turn(self) -> None:
-        """A slice of encoding, and a batch of the decoder; a slice is as long as the last batch if
-        that is longer, so that neither waits for more than the other's share.
-        """
-        self._plans.set_idle(self._is_idle)
-        if self.encoding and self.encoding.busy:
-            with prioritized():
-                encoded = self.encoding.step(max(SLICE_S, self._batch_s), not self.engine.busy)
-            with self._gathered():
-                for job in encoded:
-                    self._encoded(job)
-        start, self._batch_s = time.perf_counter(), 0.0
-        if self.engine.busy:
-            with prioritized(), self._gathered():
-                for sequence in self.engine.step():
-                    self._hand_out(self._by_sequence[sequence])
-            self._batch_s = time.perf_counter() - start
-        self._plans.set_idle(self._is_idle)
-
-    @property
-    def _is_idle(self) -> bool:
-        return not (self.engine.busy or (self.encoding and self.encoding.busy))
-
-    def _foresee(self, batches: list[BatchShape]) -> None:
-        """The first plan is made here, as it reads the weights, with all threads of the device."""
-        first, *others = batches
-        try:
-            self._make_plan(first)
-        except DeviceError:
-            raise
-        except Exception as error:
-            self._not_foreseen(error)
-            return
-        self._plans.foresee(others)
-        self._plans.set_idle(self._is_idle)
-
-    def _take(self, request: Request, after: Ticket | None = None) -> None:
-        self._requests[request.ticket] = request
-        self._stats.requests += 1
-        self._stats.preprocess_ms += request.preprocess_ms
-        images, videos = request.prompt.images, request.prompt.videos
-        self._stats.images += len(images)
-        self._stats.images_shrunk += sum(p.plan.shrunk_from is not None for p in images)
-        self._stats.image_cache_hits += sum(p.receipt.cached for p in images)
-        self._stats.audio += len(request.prompt.audio)
-        self._stats.audio_cache_hits += sum(one.receipt.cached for one in request.prompt.audio)
-        self._stats.videos += len(videos)
-        self._stats.video_frames += sum(len(video.frames) for video in videos)
-        assert self.encoding or not request.prompt.pictures
-        for index, prepared in enumerate(request.prompt.pictures):
-            if prepared.embeddings is None and self.encoding:
-                request.jobs[index] = self.encoding.add(
-                    prepared, request.owner, request.picture_adapters
-                )
-        leader = None if after is None else self._requests.get(after)
-        if leader is not None and not leader.tokens:
-            request.waits = True
-            leader.followers.append(request)
-        else:
-            self._encode_progress(request)
-
-    def _let_follow(self, request: Request) -> None:
-        """Begin the requests for the same prompt; the first alone, and the others after it, where
-        the prompt is still to be scored.
-        """
-        followers, request.followers = request.followers, []
-        if request.settings.prompt_logprobs is not None and request.scores.tokens is None:
-            followers = [one for one in followers if one.ticket in self._requests]
-            if followers:
-                followers, followers[0].followers = followers[:1], followers[1:]
-        for follower in followers:
-            follower.waits = False
-            if follower.ticket in self._requests:
-                self._encode_progress(follower)
-
-    def _encoded(self, job: Job) -> None:
-        if isinstance(job.error, DeviceMemoryError):
-            self._count("images_refused")
-        for request in [
-            r for r in self._requests.values() if r.sequence is None and job in r.jobs.values()
-        ]:
-            if job.error is not None:
-                self._fail(request, job.error)
-            else:
-                self._encode_progress(request)
-
-    def _encode_progress(self, request: Request) -> None:
-        """Tell how far its pictures are; when all are there, the decoder has its turn."""
-        jobs = dict.fromkeys(request.jobs.values())
-        done, total = (
-            sum(j.total if j.is_over else len(j.tiles) for j in jobs),
-            sum(j.total for j in jobs),
-        )
-        if total and done != request.tiles_reported:
-            request.tiles_reported = done
-            request.ticket.put(Progress("encode", done, total))
-        if request.waits or any(job.embeddings is None for job in jobs):
-            return
-        request.encode_ms = sum(job.encode_ms for job in jobs)
-        self._stats.encode_ms += request.encode_ms
-        embeddings = [
-            request.jobs[i].embeddings if i in request.jobs else p.embeddings
-            for i, p in enumerate(request.prompt.pictures)
-        ]
-        self._start(request, [e for e in embeddings if e is not None])
-
-    def _start(self, request: Request, embeddings: list[Tensor]) -> None:
-        settings, prepared = request.settings, request.prompt
-        spans = self._prompts.bridge.spans(prepared.pieces, prepared.pictures, embeddings)
-        try:
-            prompt = Prompt(
-                spans,
-                request.sampler,
-                request.stop,
-                settings.max_tokens,
-                settings.logprobs,
-                request.constraint,
-                request.salt.encode(),
-                settings.min_tokens,
-                request.owner,
-                request.thought,
-                settings.prompt_logprobs if request.scores.tokens is None else None,
-                request.adapters,
-            )
-            request.sequence = self.engine.submit(prompt)
-        except MtmdError as error:
-            self._fail(request, error)
-            return
-        self._by_sequence[request.sequence] = request
-        request.ticket.put(Progress("prefill", 0, request.sequence.prompt_tokens))
-
-    def _hand_out(self, request: Request) -> None:
-        """New tokens as text, and the end."""
-        sequence = request.sequence
-        assert sequence is not None
-        request.scores.note(sequence)
-        tokens = sequence.take()
-        self._note(request, len(tokens), sequence.queued_ms)
-        for token in tokens:
-            request.tokens.append(token.id)
-            request.repetition.push(token.id)
-            self._let_follow(request)
-            is_thought = self._writer.read_token(request, token)
-            if request.settings.stop_repeating and request.repetition.result:
-                if is_thought and request.thought is not None:
-                    request.closed_loop |= request.thought.close_early()
-                    continue  # the closing mark comes next, and the answer after it
-                if sequence.finish is None:
-                    self.engine.end(sequence, "stop")
-                self._writer.read_rest(request)
-                self._finish(request, "stop")
-                return
-            if request.checker.result is not None:
-                if sequence.finish is None:
-                    self.engine.end(sequence, "stop")
-                self._finish(request, "stop")
-                return
-        if sequence.error is not None:
-            self._fail(request, sequence.error)
-        elif sequence.finish is not None:
-            self._writer.read_rest(request)
-            called = sequence.finish == "stop" and request.parser and request.parser.calls
-            self._finish(request, "tool_calls" if called else sequence.finish)
-
-    def _note(self, request: Request, tokens: int, queued_ms: float) -> None:
-        """Note how long its caller waited for these."""
-        if not tokens:
-            return
-        now, reported, latencies = time.perf_counter(), request.reported, self.latencies
-        if reported is None:
-            latencies.first_token.add(now - request.began + request.preprocess_ms / 1e3)
-            latencies.queue.add(queued_ms / 1e3)
-            if tokens > 1:
-                latencies.between_tokens.add(0.0, tokens - 1)
-        else:
-            latencies.between_tokens.add((now - reported) / tokens, tokens)
-        request.reported = now
-
-    def _finish(self, request: Request, finish: str) -> None:
-        stats, sequence = self._stats, request.sequence
-        if finish == "cancelled":
-            stats.cancelled += 1
-        else:
-            stats.finished += 1
-            took_s = time.perf_counter() - request.began + request.preprocess_ms / 1e3
-            self.latencies.whole.add(took_s)
-        if sequence is not None:
-            stats.prompt_tokens += sequence.prompt_tokens
-            stats.reused_tokens += sequence.reused
-            stats.preemptions += sequence.preemptions
-            stats.proposed_tokens += sequence.proposed
-            stats.accepted_tokens += sequence.accepted
-            stats.queued_ms += sequence.queued_ms
-            stats.prefill_ms += sequence.prefill_ms
-            stats.decode_ms += sequence.decode_ms
-        stats.output_tokens += len(request.tokens)
-        heard = sum(one.plan.tokens for one in request.prompt.audio)
-        stats.audio_tokens += heard
-        stats.image_tokens += sum(p.plan.tokens for p in request.prompt.pictures) - heard
-        receipt = make_receipt(self._loaded, request, finish, str(self.engine.speculation))
-        answer = Answer(
-            "".join(request.texts),
-            request.prompt.tokens,
-            tuple(request.tokens),
-            receipt,
-            request.parser.calls if request.parser else (),
-            request.checker.result,
-            tuple(request.logprobs),
-            "".join(request.thoughts),
-            end=self._writer.end_of(request),
-        )
-        self._let_go(request)
-        if request.settings.prompt_logprobs is not None and request.scores.tokens is not None:
-            # On the device's thread spelling would keep other answers waiting.
-            thread = threading.Thread(
-                target=self._writer.put_spelled, args=(request, answer), name="mtmd spelling"
-            )
-            thread.start()
-            self._spelling = [*(one for one in self._spelling if one.is_alive()), thread]
-        else:
-            request.ticket.put(Finished(answer))
-
-    def _fail(self, request: Request, error: MtmdError) -> None:
-        self._stats.failed += 1
-        if request.sequence is not None:
-            self.engine.cancel(request.sequence)
-        self._let_go(request)
-        request.ticket.put(error)
-
-    def _cancel(self, ticket: Ticket) -> None:
-        request = self._requests.get(ticket)
-        if request is None:
-            return
-        if request.sequence is not None:
-            self.engine.cancel(request.sequence)
-        self._finish(request, "cancelled")
-
-    def _let_go(self, request: Request) -> None:
-        """Release a request that is over, before its caller hears of it, who may send the next at
-        once.
-        """
-        if request.sequence is not None:
-            self._by_sequence.pop(request.sequence, None)
-        if self.encoding:
-            for job in request.jobs.values():
-                self.encoding.leave(job)
-        request.jobs = {}
-        del self._requests[request.ticket]
-        self._open.pop(request.ticket, None)
-        self._free_slot(request)
-        self._let_follow(request)
+            self._device.post(lambda: self._loop.cancel(ticket))

@@ -24,6 +24,7 @@ from mtmd.loaded.device_thread import DeviceThread, Stall
 from mtmd.loading import DEMO_MODEL
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
+from mtmd.service.run_loop import RunLoop
 from mtmd.service.service import Service
 
 TEXT = [{"role": "user", "content": "How many shapes are there?"}]
@@ -213,7 +214,7 @@ def test_a_device_thread_that_is_killed(model: Model, caplog: pytest.LogCaptureF
     service.close()
 
 
-@pytest.mark.parametrize("where", ["_pause", "_defect"])
+@pytest.mark.parametrize("where", ["pause", "defect"])
 def test_a_defect_in_what_nothing_guards(
     where: str, model: Model, device: FailingDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,8 +223,8 @@ def test_a_defect_in_what_nothing_guards(
     def broken(*_: object) -> None:
         raise KeyError(where)
 
-    monkeypatch.setattr(Service, where, broken)
-    device.error = RuntimeError("x") if where == "_defect" else None
+    monkeypatch.setattr(RunLoop, where, broken)
+    device.error = RuntimeError("x") if where == "defect" else None
     service = Service(model)
     with pytest.raises(DeviceError, match="the device thread has ended by a KeyError"):
         list(service.submit(TEXT))

@@ -34,6 +34,7 @@ from mtmd.llm.batch_shapes import few_rows
 from mtmd.loading import load
 from mtmd.model import Model
 from mtmd.prompt.conversation import user_message
+from mtmd.service.run_loop import RunLoop
 from mtmd.service.service import Service, ServiceStats, Ticket
 
 COUNT = "How many shapes are there?"
@@ -308,7 +309,7 @@ def test_a_defect_between_batches_ends_requests_and_not_the_service(
         else:
             ticket = service.submit(text, max_tokens=4000, ignore_eos=True)
             service.exclusively(
-                lambda: broken.setattr("mtmd.service.service.make_receipt", lambda *_, **__: 1 / 0)
+                lambda: broken.setattr("mtmd.service.run_loop.make_receipt", lambda *_, **__: 1 / 0)
             )
             ticket.cancel()
         with pytest.raises(MtmdError, match="internal error: ZeroDivisionError"):
@@ -471,7 +472,8 @@ def test_every_request_that_is_turned_away_is_counted(world: dict[int, Path]) ->
     ticket = service.submit(requested(world[1]), max_tokens=4000, ignore_eos=True)
     events = iter(ticket)
     next(events)
-    service._stats = ReadTogether(**vars(service._stats))
+    counters = service._loop.counters
+    counters.stats = ReadTogether(**vars(counters.stats))
 
     def turned_away() -> None:
         with pytest.raises(BusyError):
@@ -578,9 +580,9 @@ def test_nobody_sits_down_to_compute_in_the_midst_of_a_batch() -> None:
         return []
 
     engine = SimpleNamespace(busy=True, step=step)
-    service = SimpleNamespace(encoding=None, engine=engine, _batch_s=0.0, _is_idle=False)
-    service._plans, service._gathered = Mock(), nullcontext
-    Service._turn(service)  # type: ignore[arg-type]
+    loop = SimpleNamespace(encoding=None, engine=engine, _batch_s=0.0, _is_idle=False)
+    loop.plans, loop._gathered = Mock(), nullcontext
+    RunLoop.turn(loop)  # type: ignore[arg-type]
     assert result == [False] and turns._first.nobody.is_set()
 
 
@@ -589,11 +591,11 @@ def test_plans_are_made_ahead_when_nothing_else_is_to_do(
 ) -> None:
     runner, met = service._loaded.runner, queue.SimpleQueue[BatchShape]()
     expected = few_rows(runner, service.engine.cache)
-    monkeypatch.setattr(service, "_make_plan", met.put)
-    monkeypatch.setattr(service._plans, "_make", met.put)
+    monkeypatch.setattr(service._loop, "_make_plan", met.put)
+    monkeypatch.setattr(service._loop.plans, "_make", met.put)
     service.plan_ahead()
     assert [met.get(timeout=60) for _ in expected] == expected
-    assert not service._plans.foreseen
+    assert not service._loop.plans.foreseen
 
 
 @pytest.mark.parametrize("good", [0, 1], ids=["the first", "the second"])
@@ -612,7 +614,7 @@ def test_plans_that_cannot_be_made_are_left_for_later(
         patched.setattr(runner, "prepare", fails)
         service.plan_ahead()
         within(60, lambda: all(iter(lambda: "made ahead" not in caplog.text, False)))
-    assert fails.call_count == good + 1 and not service._plans.foreseen
+    assert fails.call_count == good + 1 and not service._loop.plans.foreseen
     assert answer(service.submit(HELLO, max_tokens=2)).text
 
 
@@ -625,7 +627,7 @@ def test_closing_waits_for_the_plan_that_is_being_made(
         begun.set()
         assert may.wait(60)
 
-    monkeypatch.setattr(service._plans, "_make", make)
+    monkeypatch.setattr(service._loop.plans, "_make", make)
     service.plan_ahead()
     assert begun.wait(60)
     (thread,) = [t for t in threading.enumerate() if t.name == "mtmd plans"]
@@ -633,7 +635,7 @@ def test_closing_waits_for_the_plan_that_is_being_made(
     assert within(60, lambda: answer(service.submit(HELLO, max_tokens=2))).text
     threading.Timer(0.05, may.set).start()
     service.close()
-    assert may.is_set() and not thread.is_alive() and not service._plans.foreseen
+    assert may.is_set() and not thread.is_alive() and not service._loop.plans.foreseen
 
 
 def test_an_answer_that_repeats_itself_is_noticed_and_can_be_stopped(service: Service) -> None:
