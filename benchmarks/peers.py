@@ -15,7 +15,8 @@ decode 64 after it.
 once; the first of each is the base, from which the others are varied one at a time. Peers:
 llama-bench, llama-batched-bench (several sequences) and llama-mtmd-cli, on PATH or in --llama-dir,
 and at the base the llama-cpp-python package, transformers, and OpenVINO GenAI, which has a Python
-of its own (--openvino) and reads the same GGUF files. Build llama.cpp for this machine, or it is
+of its own (--openvino), reads the same GGUF files, and encodes with what it makes of transformers'
+tower, in bfloat16. Build llama.cpp for this machine, or it is
 slower than it can be:
 
     cmake -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON
@@ -44,6 +45,7 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import json
+import os
 import random
 import re
 import shutil
@@ -54,12 +56,17 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 SHAPE, TILE, DECODE = "smolvlm-256m", 512, 64
 TYPES = ("BF16", "Q8_0", "Q4_0", "Q4_K_M")
@@ -69,6 +76,7 @@ ENCODES = {PROJECTOR: (SHAPE, TILE), TOWER: ("gemma-3-4b", 896)}
 ENCODED = r"(?:encoded|encoding done) in (\d+(?:\.\d+)?) ms"  # as llama.cpp's versions say it
 RUNS = 5  # of an encode, in one process
 TIMEOUT_S = 900
+LENT = "MTMD_LENT_PATH"  # in the environment: where a peer's Python finds our packages
 FILE_TYPES = {
     "BF16": "MOSTLY_BF16",
     "Q8_0": "MOSTLY_Q8_0",
@@ -79,6 +87,7 @@ OPENVINO_TYPES = ("Q8_0", "Q4_0", "Q4_K_M")  # that it reads from GGUF
 Rates = dict[str, float]  # per second, by the name of the work; MEMORY and PROCESS in MiB
 MEMORY = "memory of an encode"
 PROCESS = "peak of the process that encodes"
+PEAK = "peak of the process"
 SHARE = "share of "  # before the name of a work: of the roofline
 Measure = Callable[[str, int], Rates]  # of a type, with so many threads
 
@@ -181,7 +190,7 @@ def parties(
     if openvino:
         add(
             "OpenVINO GenAI",
-            OPENVINO_TYPES,
+            (*OPENVINO_TYPES, *ENCODES),
             lambda t, n: worker("openvino", folder, shape, sizes, t, n, python=openvino),
             lambda: output(
                 [openvino, "-c", "import openvino_genai; print(openvino_genai.__version__)"]
@@ -228,8 +237,9 @@ def ours(folder: Path, shape: str, sizes: Sizes, kind: str, threads: int, dtype:
     command += [str(folder / f"{kind}.gguf"), "--images", "0", "--decode", str(DECODE)]
     command += ["--context", ",".join(map(str, sizes.context))]
     command += ["--batch", ",".join(map(str, sizes.batch))]
-    rates: Rates = {}
-    for stage in json.loads(output(command))["stages"]:
+    text, peak = output_and_peak(command)
+    rates: Rates = {PEAK: peak}
+    for stage in json.loads(text)["stages"]:
         at = stage["point"]["context"], stage["point"]["batch"]
         name = sizes.works().get(at) if stage["name"] == "decode" else None
         if stage["name"] == "prefill" and at == (sizes.context[0], sizes.batch[0]):
@@ -242,12 +252,12 @@ def ours(folder: Path, shape: str, sizes: Sizes, kind: str, threads: int, dtype:
 def llama_bench(start: list[str], folder: Path, sizes: Sizes, kind: str, threads: int) -> Rates:
     command = [*start, "-m", str(folder / f"{kind}.gguf"), "-t", str(threads), "-r", "1"]
     command += ["-o", "json"]
-    first = json.loads(output([*command, "-p", str(sizes.context[0]), "-n", "0"]))
     depths = ",".join(map(str, sizes.context))
-    rows = json.loads(output([*command, "-p", "0", "-n", str(DECODE), "-d", depths]))
+    read, read_peak = output_and_peak([*command, "-p", str(sizes.context[0]), "-n", "0"])
+    wrote, peak = output_and_peak([*command, "-p", "0", "-n", str(DECODE), "-d", depths])
     works = sizes.works()
-    rates = {works[row["n_depth"], 1]: row["avg_ts"] for row in rows}
-    return {sizes.prefill: first[0]["avg_ts"], **rates}
+    rates = {works[row["n_depth"], 1]: row["avg_ts"] for row in json.loads(wrote)}
+    return {sizes.prefill: json.loads(read)[0]["avg_ts"], **rates, PEAK: max(peak, read_peak)}
 
 
 def llama_batch(program: str, folder: Path, sizes: Sizes, kind: str, threads: int) -> Rates:
@@ -385,19 +395,37 @@ def worker(
 ) -> Rates:
     command = [python, __file__, "--worker", which, "--folder", str(folder)]
     command += ["--types", kind, "--threads", str(threads), "--shape", shape, "--dtype", dtype]
-    result: Rates = json.loads(
-        output([*command, "--context", str(sizes.context[0])]).splitlines()[-1]
-    )
-    return result
+    command += ["--context", str(sizes.context[0]), "--batch", ",".join(map(str, sizes.batch))]
+    packages = os.pathsep.join(filter(None, sys.path)) if python != sys.executable else None
+    text, peak = output_and_peak(command, packages)
+    result: Rates = json.loads(text.splitlines()[-1])
+    return result if kind in ENCODES else {**result, PEAK: peak}
 
 
 def output(command: Sequence[str]) -> str:
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
-    if done.returncode:
-        lines = (done.stderr or done.stdout or "").strip().splitlines() or ["it said nothing"]
-        how = f"died of signal {-done.returncode}" if done.returncode < 0 else "failed"
-        raise RuntimeError(f"{Path(command[0]).name} {how}: {lines[-1]}")
-    return done.stdout
+    return output_and_peak(command)[0]
+
+
+def output_and_peak(command: Sequence[str], packages: str | None = None) -> tuple[str, float]:
+    """What a command writes, and what it or a process of its own held at most, in MiB. A Python
+    imports from `packages` what it does not have itself.
+    """
+    more = {} if packages is None else {LENT: packages}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, env={**os.environ, **more})
+        end = threading.Timer(TIMEOUT_S, process.kill)
+        end.start()
+        _, status, used = os.wait4(process.pid, 0)
+        end.cancel()
+        code = process.returncode = os.waitstatus_to_exitcode(status)
+        for file in (out, err):
+            file.seek(0)
+        text = out.read()
+        if code:
+            lines = (err.read() or text).strip().splitlines() or ["it said nothing"]
+            how = f"died of signal {-code}" if code < 0 else "failed"
+            raise RuntimeError(f"{Path(command[0]).name} {how}: {lines[-1]}")
+    return text, used.ru_maxrss / 2**10
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -450,31 +478,39 @@ def our_rates(kind: str, threads: int, dtype: str) -> Rates:
     return encode_rates(lambda: encoder.encode([tile]))
 
 
-def transformers_encoder(kind: str) -> Callable[[], object]:
-    """An encode in bfloat16, with its attention that is fastest on a CPU."""
+def transformers_tower(kind: str, dtype: torch.dtype) -> tuple[torch.nn.Module, torch.Tensor]:
+    """A module from pixels to embeddings, with its attention that is fastest on a CPU, and one
+    picture.
+    """
     import torch
     import transformers
 
     from mtmd.bench.shapes import read_shape
 
+    class Tower(torch.nn.Module):
+        def __init__(self, model: torch.nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            result = self.model.get_image_features(pixels)
+            return result if isinstance(result, torch.Tensor) else result.pooler_output
+
     shape, side = ENCODES[kind]
     config = read_shape(shape)[1].values
-    torch.set_default_dtype(torch.bfloat16)  # else weights are float32 first, and its peak theirs
+    torch.set_default_dtype(dtype)  # else weights are float32 first, and its peak theirs
     vision = {**config["vision_config"], "attn_implementation": "sdpa"}
+    text = {**config["text_config"], "num_hidden_layers": 1}
     if kind == PROJECTOR:
-        text = {**config["text_config"], "num_hidden_layers": 1}
         whole = transformers.SmolVLMConfig(
             text_config=text, vision_config=vision, scale_factor=config["scale_factor"]
         )
-        model = transformers.SmolVLMModel(whole).eval()
-        pixels = torch.randn(1, 1, 3, side, side)
-        return lambda: model.get_image_features(pixels)
-    text = {**config["text_config"], "num_hidden_layers": 1, "vocab_size": 512}
+        return Tower(transformers.SmolVLMModel(whole).eval()), torch.randn(1, 1, 3, side, side)
     tokens = {k: v for k, v in config.items() if k == "mm_tokens_per_image"}
-    gemma = transformers.Gemma3Config(text_config=text, vision_config=vision, **tokens)
-    tower = transformers.Gemma3Model(gemma).eval()
-    picture = torch.randn(1, 3, side, side)
-    return lambda: tower.get_image_features(picture)
+    gemma = transformers.Gemma3Config(
+        text_config={**text, "vocab_size": 512}, vision_config=vision, **tokens
+    )
+    return Tower(transformers.Gemma3Model(gemma).eval()), torch.randn(1, 3, side, side)
 
 
 def transformers_rates(shape: str, sizes: Sizes, kind: str, threads: int) -> Rates:
@@ -486,7 +522,8 @@ def transformers_rates(shape: str, sizes: Sizes, kind: str, threads: int) -> Rat
     torch.set_num_threads(threads)
     with torch.inference_mode():
         if kind in ENCODES:
-            return encode_rates(transformers_encoder(kind))
+            tower, pixels = transformers_tower(kind, torch.bfloat16)
+            return encode_rates(lambda: tower(pixels))
         config = read_shape(shape)[1].values
         values = dict(config.get("text_config", config))
         text = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
@@ -556,7 +593,61 @@ def openvino_rates(folder: Path, sizes: Sizes, kind: str, threads: int) -> Rates
             (sizes.decode, 1e3 / took.get_tpot().mean),
         ):
             rates[work] = max(rates[work], rate)
+    del model
+    for batch in sizes.batch:
+        if batch > 1:
+            work = sizes.works()[sizes.context[0], batch]
+            rates[work] = openvino_batch(folder / f"{kind}.gguf", sizes.context[0], batch, threads)
     return rates
+
+
+def openvino_batch(path: Path, context: int, batch: int, threads: int) -> float:
+    """Tokens a second of sequences that decode together: the better of two times that the answers
+    take beyond those of one token each. All prompts may be read in one step.
+    """
+    import numpy as np
+    import openvino
+    import openvino_genai
+
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.max_num_seqs, scheduler.max_num_batched_tokens = batch, batch * context
+    scheduler.enable_prefix_caching = False
+    model = openvino_genai.ContinuousBatchingPipeline(
+        str(path), scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads}
+    )
+    rows = np.arange(batch)[:, None] * 101 + np.arange(context)[None] * 7919
+    prompts = [openvino.Tensor((row % 40_000)[None].astype(np.int64)) for row in rows]
+
+    def seconds(tokens: int) -> float:
+        config = openvino_genai.GenerationConfig(
+            max_new_tokens=tokens, min_new_tokens=tokens, ignore_eos=True, do_sample=False
+        )
+        start = time.perf_counter()
+        model.generate(prompts, [config] * batch)
+        return time.perf_counter() - start
+
+    seconds(2)
+    beyond = min(seconds(DECODE) - seconds(1) for _ in range(2))
+    return batch * (DECODE - 1) / beyond
+
+
+def openvino_encodes(kind: str, threads: int) -> Rates:
+    """Of transformers' module, converted by OpenVINO, in bfloat16. torch and transformers are those
+    of the Python that has started this one.
+    """
+    import openvino
+    import torch
+
+    with torch.inference_mode():
+        module, pixels = transformers_tower(kind, torch.float32)
+        whole = openvino.convert_model(module, example_input=pixels)
+    model = openvino.compile_model(
+        whole, "CPU", {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "bf16"}
+    )
+    request = model.create_infer_request()
+    values = pixels.numpy()
+    # Its memory is that of the conversion, too, and so is not told.
+    return {"encode": encode_rates(lambda: request.infer([values]))["encode"]}
 
 
 def write_models(folder: Path, shape: str, kinds: Sequence[str]) -> None:
@@ -725,7 +816,7 @@ def show(result: dict[Key, list[float]]) -> None:
         }
         if work.startswith(SHARE):
             continue
-        unit = {"encode": "tiles/s", MEMORY: "MiB", PROCESS: "MiB"}.get(work, "tok/s")
+        unit = {"encode": "tiles/s", MEMORY: "MiB", PROCESS: "MiB", PEAK: "MiB"}.get(work, "tok/s")
         minimum = unit == "MiB"  # the better one
         alongside = f", {load} busy processes beside it" if load else ""
         print(f"\n{work}, {kind}{alongside}")
@@ -780,6 +871,7 @@ def main() -> None:
         "--worker", choices=("torch", "llama", "mtmd", "openvino"), help=argparse.SUPPRESS
     )
     args = parser.parse_args()
+    sys.path += filter(None, os.environ.get(LENT, "").split(os.pathsep))
     chosen = STAGES[args.stage] if args.stage else known
     args.types = args.types.split(",") if args.types else list(chosen)
     args.load = [int(n) for n in args.load.split(",")]
@@ -793,7 +885,11 @@ def main() -> None:
             "mtmd": lambda: our_rates(kind, threads, args.dtype),
             "torch": lambda: transformers_rates(args.shape, args.sizes, kind, threads),
             "llama": lambda: llama_cpp_rates(args.folder, args.sizes, kind, threads),
-            "openvino": lambda: openvino_rates(args.folder, args.sizes, kind, threads),
+            "openvino": lambda: (
+                openvino_encodes(kind, threads)
+                if kind in ENCODES
+                else openvino_rates(args.folder, args.sizes, kind, threads)
+            ),
         }[args.worker]()
         print(json.dumps(rates))
         return
