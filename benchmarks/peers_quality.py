@@ -47,8 +47,8 @@ def divergence(read: Rows, reference: list[Any], ids: list[int], context: int) -
     import numpy as np
 
     each = []
-    for stretch, wanted in zip(stretches(ids, context), reference, strict=True):
-        p, q = (log_softmax(rows[context // 2 : -1]) for rows in (wanted, read(stretch)))
+    for stretch, expected in zip(stretches(ids, context), reference, strict=True):
+        p, q = (log_softmax(rows[context // 2 : -1]) for rows in (expected, read(stretch)))
         each.append((np.exp(p) * (p - q)).sum(-1))
     return float(np.concatenate(each).mean())
 
@@ -155,9 +155,9 @@ def llama_cpp(folder: Path, path: Path, context: int, threads: int, more: list[s
         fp32 = ["-ctk", "f32", "-ctv", "f32", "-fa", "off"]
         run([*command, "-m", str(exact), *fp32])
         text = run([*command, "-m", str(path), "--kl-divergence"])
-    if not (found := MEAN.search(text)):
+    if not (reported := MEAN.search(text)):
         raise RuntimeError(f"llama-perplexity reported no divergence: {text[-200:]!r}")
-    return float(found[1])
+    return float(reported[1])
 
 
 def run(command: list[str]) -> str:
@@ -205,8 +205,8 @@ def main() -> None:
             print(f"OpenVINO GenAI: {error}")
     if args.llama_dir:
         more = args.llama_args.split()
-        found = llama_cpp(args.llama_dir, args.model, args.context, args.threads, more)
-        show("llama.cpp", found)
+        reported = llama_cpp(args.llama_dir, args.model, args.context, args.threads, more)
+        show("llama.cpp", reported)
     if settings:
         print(f"\nOpenVINO's settings: {settings}")
 
