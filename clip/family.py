@@ -59,7 +59,10 @@ FAMILIES = (
     Entry("mtmd.clip.families.llava.onevision", ("llava_onevision",)),
     Entry(
         "mtmd.clip.families.qwen3_vl",
-        ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe_thinker"),
+        (
+            *("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe_thinker"),
+            "cohere_compass",
+        ),
         ("qwen3vl_merger",),
     ),
     Entry("mtmd.clip.families.qwen2_vl", ("qwen2_vl",), ("qwen2vl_merger",)),
@@ -77,7 +80,9 @@ FAMILIES = (
         ("mistral3", "lighton_ocr"),
     ),
     Entry("mtmd.clip.families.internvl", ("internvl", "qianfan_ocr"), ("internvl",), ("internvl",)),
-    Entry("mtmd.clip.families.glm4v", ("glm4v", "glm4v_moe", "glm46v", "glm_ocr"), ("glm4v",)),
+    Entry(
+        "mtmd.clip.families.glm4v", ("glm4v", "glm4v_moe", "glm46v", "glmga", "glm_ocr"), ("glm4v",)
+    ),
     Entry(
         "mtmd.clip.families.kimi_vl",
         ("kimi_k25", "kimi_vl"),

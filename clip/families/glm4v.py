@@ -30,7 +30,7 @@ from mtmd.clip.resolution.smart_resize import (
 )
 from mtmd.clip.video.family import ClipShape, group_times
 from mtmd.clip.video.pairs import AllFrames, PairedFrames, check_limits, read_limits, read_pairs
-from mtmd.clip.video.rules import ByLength, EveryInterval, FrameRule
+from mtmd.clip.video.rules import AtRate, ByLength, EveryInterval, FrameRule, Pick
 from mtmd.clip.video.video import Video
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
@@ -45,7 +45,8 @@ FRAMES = 2  # a picture counts as that many equal ones against the limits of pix
 SIZE = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}  # transformers' defaults
 IMAGE_TOKEN = "<|image|>"
 OCR = "glm_ocr_vision"
-CLIP_PIXELS = 112 * 112, 28 * 28 * 2 * 30000  # of all frames; transformers' defaults
+# Pixels of all frames; transformers' defaults
+CLIP_PIXELS, GLMGA_PIXELS = ((112 * 112, 28 * 28 * 2 * count) for count in (30000, 55790))
 # Frames a second of GLM-4.6V, by the most seconds of a clip, and how many at most
 RATES, MAX_FRAMES = ((30, 6.0), (300, 2.0), (2400, 1.0)), 640
 GGUF_TOKENS = 8, 6144  # the limits of the published checkpoint; GGUF files do not say
@@ -256,6 +257,8 @@ def read(top: Settings, image: Settings) -> Glm4Vision:
         "max_pixels": None,
     }  # this processor knows `size` alone
     merge = c.count("spatial_merge_size", 2)
+    # Whole tokens alone: transformers' two processors of glmga take others differently.
+    image.choice("patch_expand_factor", (1,), 1)
     resolution = read_dynamic(
         Settings({**image.values, **limits}, image.where),
         patch,
@@ -280,34 +283,37 @@ def read(top: Settings, image: Settings) -> Glm4Vision:
         resolution=resolution,
         video=None
         if ocr
-        else _read_video(
-            image.part("video_processor"), patch, merge, top.get("model_type", "glm4v") == "glm46v"
-        ),
+        else _read_video(image.part("video_processor"), patch, merge, top.get("model_type", None)),
     )
 
 
-def _read_video(video: Settings, patch: int, merge: int, later: bool) -> PairedFrames:
-    """`later`: it is GLM-4.6V's, as its settings may say, too, where the model is a mixture of
-    experts and has the model_type of GLM-4.5V.
+def _read_video(video: Settings, patch: int, merge: int, kind: object) -> PairedFrames:
+    """Read it by the model's `kind`. That of GLM-4.6V is also one whose settings say so: a mixture
+    of experts has the model_type of GLM-4.5V.
     """
-    later = later or video.get("video_processor_type", "") == "Glm46VVideoProcessor"
+    glmga = kind == "glmga"
+    later = kind == "glm46v" or video.get("video_processor_type", "") == "Glm46VVideoProcessor"
     factor, normalize, resample = read_pairs(video, patch=patch, merge=merge)
-    minimum, maximum = read_limits(video, CLIP_PIXELS)
+    minimum, maximum = read_limits(video, GLMGA_PIXELS if glmga else CLIP_PIXELS)
     check_limits(video, minimum, maximum, factor)
-    longest = video.number("max_duration", 300.0)
+    rate = video.number("fps", 2.0)
+    pick: Pick
+    if glmga:
+        video.choice("patch_expand_factor", (1,), 1)
+        pick = AtRate(rate, video.count("max_frames", MAX_FRAMES))
+    elif later:
+        pick = ByLength(RATES, MAX_FRAMES)
+    else:
+        pick = EveryInterval(rate, video.number("max_duration", 300.0))
     return PairedFrames(
         factor=factor,
         limits=AllFrames(minimum, maximum, even=True),
         normalize=normalize,
         resample=resample,
-        rule=FrameRule(
-            ByLength(RATES, MAX_FRAMES)
-            if later
-            else EveryInterval(video.number("fps", 2.0), longest)
-        ),
+        rule=FrameRule(pick),
         markers=("<|video|>",),
         token=IMAGE_TOKEN,
-        write=_write_tenths if later else _write,
+        write=_write_tenths if later or glmga else _write,
     )
 
 

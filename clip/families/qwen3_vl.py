@@ -1,7 +1,8 @@
 """Qwen3-VL's and Qwen3.5's vision tower: pictures of any size, a table of positions scaled to their
 grid, patches turned by their row and column, 2 x 2 of them merged into a token, and in Qwen3-VL
 features of several layers side by side (arXiv:2511.21631). Qwen3-Omni's eyes (arXiv:2509.17765)
-are the same, with other names and videos that are one run of tokens.
+are the same, with other names and videos that are one run of tokens; Cohere Compass's, with other
+tokens.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ EPS = 1e-6  # of every norm; the settings do not say
 GGUF_TOKENS = 64, 16384  # the limits of every published checkpoint; GGUF files do not say
 CLIP_PIXELS = 128 * 32 * 32, 768 * 32 * 32  # of all frames; transformers' defaults
 OMNI = "qwen3_omni_moe_thinker"
+COMPASS = "cohere_compass"
+# Whatever the tokenizer's settings say
+COMPASS_MARKS = Marks("<|IMAGE_PAD|>", "<|VIDEO_PAD|>", ("<|VISION_START|>", "<|VISION_END|>"))
 OTHER_PARTS = r"talker\..*", r"code2wav\..*"  # of a voice
 # What Qwen3-Omni's mergers call their parts
 MERGER = {"norm": "ln_q", "linear_fc1": "mlp.0", "linear_fc2": "mlp.2"}
@@ -268,7 +272,9 @@ def read(top: Settings, image: Settings) -> Qwen3Vision:
     c = top.part("vision_config")
     c.choice("in_channels", (3,), 3)
     c.choice("temporal_patch_size", (2,), 2)
-    hears, marks = top.get("model_type", "") == OMNI, read_marks(image, Marks())
+    kind = top.get("model_type", "")
+    hears = kind == OMNI
+    marks = COMPASS_MARKS if kind == COMPASS else read_marks(image, Marks())
     layers, positions = (
         c.count("depth", 27, maximum=MAX_LAYERS),
         c.count("num_position_embeddings", 2304),
@@ -279,7 +285,7 @@ def read(top: Settings, image: Settings) -> Qwen3Vision:
         )
     stacked = c.get(
         "deepstack_visual_indexes",
-        [8, 16, 24] if "_vl" in str(top.get("model_type", "")) or hears else [],
+        [8, 16, 24] if "_vl" in str(kind) or kind in (OMNI, COMPASS) else [],
     )
     if (
         not isinstance(stacked, list)

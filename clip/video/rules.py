@@ -130,25 +130,50 @@ class ByLength:
         longest = self.rates[-1][0]
         if fps is not None:
             return EveryInterval(fps, longest)(clip, fps, maximum)
-        seconds, last = min(clip.seconds, longest), clip.frames - 1
+        seconds = min(clip.seconds, longest)
         rate = next(rate for limit, rate in self.rates if seconds <= limit)
         count = min(int(seconds * rate), self.maximum)
         if clip.frames < count:
             return range(clip.frames)
-        picked, time, each = list[int](), 0.0, 1 / clip.fps
-        index = 0
-        while index <= last and len(picked) <= count:
-            if index * each >= time:
-                picked.append(index)
-                time += 1 / rate
-                if time >= int(clip.seconds):
-                    break
-                index = max(index, int(time / each) - 2)  # frames in between are before that time
-            index += 1
-        ends = (0, last) if len(picked) > count else (picked[0], picked[-1])
-        if len(picked) != count:
-            picked = [int(i) for i in np.linspace(*ends, count, dtype=int)]
+        return _at_times(clip, rate, count, int(clip.seconds))
+
+
+@dataclass(frozen=True)
+class AtRate:
+    """Frames at a rate, at most `maximum` of them (transformers' GlmgaVideoProcessor, which has the
+    last one twice where they are odd: so has the family, when it groups them).
+    """
+
+    fps: float
+    maximum: int
+
+    def __call__(self, clip: VideoFacts, fps: float | None, maximum: int | None) -> Sequence[int]:
+        rate = self.fps if fps is None else fps
+        limit = self.maximum if maximum is None else maximum
+        count = min(int(clip.seconds * rate), limit)
+        if clip.frames < count:
+            return range(clip.frames)
+        return _at_times(clip, rate, count, clip.seconds - 1 / rate)
+
+
+def _at_times(clip: VideoFacts, rate: float, count: int, end: float) -> list[int]:
+    """Return the first frame of each step of 1 / `rate` seconds, up to `end` seconds; as many as
+    `count`, evenly spaced between the ends of those, where they are not that many.
+    """
+    picked, time, each = list[int](), 0.0, 1 / clip.fps
+    index = 0
+    while index < clip.frames and len(picked) <= count:
+        if index * each >= time:
+            picked.append(index)
+            time += 1 / rate
+            if time >= end:
+                break
+            index = max(index, int(time / each) - 2)  # frames in between are before that time
+        index += 1
+    if len(picked) == count:
         return picked
+    ends = (0, clip.frames - 1) if len(picked) > count else (picked[0], picked[-1])
+    return [int(i) for i in np.linspace(*ends, count, dtype=int)]
 
 
 @dataclass(frozen=True)

@@ -98,16 +98,23 @@ def glm4v(
     pixels: tuple[int, int] = (2 * 28 * 28 * 4, 2 * 28 * 28 * 30),
     tied: bool = False,
     moe: bool = False,
+    glmga: bool = False,
 ) -> Oracle:
-    """`pixels`: the fewest and the most of a picture's two equal frames together."""
+    """`pixels`: the fewest and the most of a picture's two equal frames together. `glmga`: GLM-4.6V
+    with settings of that model_type, whose videos are others.
+    """
     from transformers import (
         Glm4vConfig,
         Glm4vForConditionalGeneration,
         Glm4vMoeConfig,
         Glm4vMoeForConditionalGeneration,
         Glm4vProcessor,
+        Glm46VForConditionalGeneration,
+        Glm46VProcessor,
+        GlmgaConfig,
     )
     from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+    from transformers.models.glmga.image_processing_pil_glmga import GlmgaImageProcessorPil
 
     tokens = tokenizer(SPECIAL)
     ids = {f"{kind}_token_id": tokens.token_to_id(f"<|{kind}|>") for kind in ("image", "video")}
@@ -120,6 +127,10 @@ def glm4v(
     tower = VISION | {"out_hidden_size": settings["hidden_size"]} | (vision or {})
     kinds = Glm4vConfig, Glm4vForConditionalGeneration
     config, model = (Glm4vMoeConfig, Glm4vMoeForConditionalGeneration) if moe else kinds
+    processor, images = Glm4vProcessor, Glm4vImageProcessorPil
+    if glmga:
+        config, model = GlmgaConfig, Glm46VForConditionalGeneration
+        processor, images = Glm46VProcessor, GlmgaImageProcessorPil
     model = model(
         config(vision_config=tower, text_config=settings, tie_word_embeddings=tied, **ids)
     )
@@ -130,7 +141,7 @@ def glm4v(
         folder,
         "preprocessor_config.json",
         {
-            "image_processor_type": "Glm4vImageProcessor",
+            "image_processor_type": "GlmgaImageProcessor" if glmga else "Glm4vImageProcessor",
             "size": {"shortest_edge": pixels[0], "longest_edge": pixels[1]},
             "do_rescale": True,
             "patch_size": tower["patch_size"],
@@ -139,9 +150,7 @@ def glm4v(
             **CLIP,
         },
     )
-    result = build_processor(
-        Glm4vProcessor, folder, Glm4vImageProcessorPil.from_pretrained(folder), videos=True
-    )
+    result = build_processor(processor, folder, images.from_pretrained(folder), videos=True)
     return Oracle(
         folder,
         model,
@@ -186,6 +195,7 @@ ROW = Row(
             mrope=False,
         ),
         "experts in 3 groups and 2 shared ones": lambda f: glm4v(f, seed=2, moe=True, text=EXPERTS),
+        "glmga": lambda f: glm4v(f, seed=3, glmga=True),
     },
     notes="positions interpolated bicubically, downsampling convolution, norms before and after, "
     "partial M-RoPE, experts",

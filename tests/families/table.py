@@ -39,6 +39,7 @@ MODULES = (
     "internvl",
     "glm4v",
     "aya_vision",
+    "cohere_compass",
     "llama4",
     "deepseek_ocr",
     "got_ocr2",

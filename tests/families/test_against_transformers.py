@@ -136,6 +136,7 @@ def tile_of(
 # Rows whose processors give patches: how many to a side lie together, and whether their channels
 # come last.
 PATCHES = {
+    "cohere_compass": (2, False),
     "exaone4_5": (2, False),
     "gemma4": (1, True),
     "lfm2_vl": (1, True),
@@ -151,6 +152,7 @@ PATCHES = {
 }
 # Rows whose towers read pictures of unequal sizes in one run
 PACKED = {
+    "cohere_compass",
     "exaone4_5",
     "dots_ocr",
     "gemma4",

@@ -54,6 +54,7 @@ ARCHITECTURES = {
     "mistral": "llama",
     "mistral3": "mistral3",
     "glm4v": "glm4",
+    "glmga": "glm4",
     "llava": "llama",
     "dots_ocr": "qwen2",
     "janus": "llama",

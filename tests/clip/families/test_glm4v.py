@@ -253,3 +253,8 @@ def test_videos_of_glm46v() -> None:
         f"<|begin_of_image|>{pictures}<|end_of_image|>{at} seconds" for at in ("0.0", "1.0")
     ]
     assert family.video.prompt(video, shape) == "".join(expected)
+
+
+def test_whole_tokens_alone() -> None:
+    with pytest.raises(ModelError, match="patch_expand_factor is 2, expected one of 1"):
+        read({"patch_expand_factor": 2})

@@ -16,6 +16,7 @@ from torchvision_stand_in import torchvision_here
 from mtmd.clip.families.glm4v import MAX_FRAMES, RATES
 from mtmd.clip.video.choose import MAXIMUM
 from mtmd.clip.video.rules import (
+    AtRate,
     Beginnings,
     ByLength,
     EachSecond,
@@ -118,10 +119,18 @@ def by_length(video: VideoFacts, fps: float, maximum: int) -> Chosen:  # noqa: A
     return result and list(dict.fromkeys(result))
 
 
+def at_rate(video: VideoFacts, fps: float, maximum: int) -> Chosen:
+    processor = reference("glmga", "GlmgaVideoProcessor")
+    processor.max_frames = maximum
+    result = requested(processor, video, fps=fps)
+    return result and list(dict.fromkeys(result))
+
+
 WAYS: dict[str, tuple[Callable[..., Chosen], Callable[[int], Any], tuple[str, ...]]] = {
     "whole groups": (whole_groups, lambda _: WholeGroups(2.0, 4, 768, 2), ("fps", "max_frames")),
     "first to last": (first_to_last, lambda _: FirstToLast(2.0, 4, 768), ("fps", "max_frames")),
     "every interval": (every_interval, lambda maximum: EveryInterval(2.0, maximum), ("fps",)),
+    "at a rate": (at_rate, lambda _: AtRate(2.0, 640), ("fps", "max_frames")),
     "by length": (by_length, lambda _: ByLength(RATES, MAX_FRAMES), ()),
     "without ends": (without_ends, lambda _: WithoutEnds(1.0, 64), ("fps", "max_frames")),
     "middles": (middles, Middles, ()),

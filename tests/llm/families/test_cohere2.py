@@ -157,3 +157,27 @@ def test_settings_that_cannot_be_followed(case: str) -> None:
 def test_a_gguf_whose_heads_turn_in_part() -> None:
     with pytest.raises(ModelError, match=r"^file: cohere2: rope.dimension_count is 4, expected"):
         gguf_text_family("cohere2", metadata(**{"rope.dimension_count": 4}), frozenset(), "file")
+
+
+def test_positions_of_cohere_compass() -> None:
+    """Each kind of layer has its own, or none; a base beside them is of neither."""
+    config: dict[str, Any] = {"model_type": "cohere_compass_text", **SIZES}
+
+    def made(rope: dict[str, Any], **more: Any) -> Any:
+        return text_family(
+            "cohere_compass_text", Settings({**config, **more, "rope_parameters": rope}, "file")
+        )
+
+    sliding = {"rope_theta": 5e4, "mrope_section": [1, 1, 1]}
+    family = made({"sliding_attention": sliding, "full_attention": None, "rope_theta": 10.0})
+    assert family.full is None and family.rotary.axes == (0, 1, 2)
+    assert family.rotary.frequencies[1] == pytest.approx(5e4 ** (-1 / 3))
+    assert family.windows == (None,) * 5 and family.logit_scale == 1 and family.stacked == 0
+    with pytest.raises(
+        ModelError, match="settings of neither sliding_attention nor full_attention"
+    ):
+        made({"rope_theta": 1e4})
+    with pytest.raises(ModelError, match="expected 3 counts with a sum of 3"):
+        made({"full_attention": {"rope_theta": 1e4}})
+    with pytest.raises(ModelError, match="expected a list of at most 5"):
+        made({"full_attention": None}, part_of="cohere_compass", deepstack_visual_indexes=[0] * 6)
