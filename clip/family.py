@@ -46,7 +46,7 @@ FAMILIES = (
         "mtmd.clip.families.gemma4.unified", ("gemma4_unified",), ("gemma4uv",), ("gemma4_unified",)
     ),
     Entry("mtmd.clip.families.blip.blip2", ("blip-2",)),
-    Entry("mtmd.clip.families.blip.instructblip", ("instructblip",)),
+    Entry("mtmd.clip.families.blip.instructblip", ("instructblip", "instructblipvideo")),
     Entry("mtmd.clip.families.moondream", ("moondream1",), ("mlp/wide",)),
     Entry("mtmd.clip.families.idefics2", ("idefics2",)),
     Entry("mtmd.clip.families.ovis2", ("ovis2",), ties=("ovis2",)),

@@ -126,7 +126,10 @@ FAMILIES = (
         ("deepseek2", "mistral4"),
     ),
     Entry("mtmd.llm.families.phi", ("phi",), ("phi2",), "gpt-2"),
-    Entry("mtmd.llm.families.opt", ("opt", "blip-2_text", "instructblip_text")),
+    Entry(
+        "mtmd.llm.families.opt",
+        ("opt", "blip-2_text", "instructblip_text", "instructblipvideo_text"),
+    ),
     Entry("mtmd.llm.families.exaone4", ("exaone4", "exaone4_5_text"), ("exaone4",)),
     Entry("mtmd.llm.families.cohere2", ("cohere2", "cohere_compass_text"), ("cohere2",)),
     Entry("mtmd.llm.families.hunyuan_vl", ("hunyuan_vl_text",), ("hunyuan_vl",)),

@@ -237,20 +237,23 @@ def text_settings(settings: Settings) -> Settings:
 def _image_processor(folder: Path, config: Settings) -> Settings:
     """Return how pictures are prepared, and, as its `video_processor`, how videos are: one file in
     transformers 5, others before; as there, the first has precedence, and what is not said of
-    videos is as with pictures; `config` may say it in place of a file. Its `tokens` are the
-    tokenizer's settings, with the tokens that they name, its `processor` those of what joins all of
-    them.
+    videos is as with pictures, or the other way round; `config` may say it in place of a file. Its
+    `tokens` are the tokenizer's settings, with the tokens that they name, its `processor` those of
+    what joins all of them.
     """
     name = "processor_config.json"
     both = Settings(read_json(folder / name, required=False), name)
+    own = read_json(folder / "video_preprocessor_config.json", required=False)
+    video = both.get("video_processor", None) or own
     if both.get("image_processor", None) is not None:
         image = both.part("image_processor")
     else:
         name = "preprocessor_config.json"
         stated = config.get("image_processor", None)
-        image = Settings(read_json(folder / name) if stated is None else stated, name)
-    own = read_json(folder / "video_preprocessor_config.json", required=False)
-    video = both.get("video_processor", None) or own or image.values
+        if stated is None:
+            stated = read_json(folder / name, required=not video) or video
+        image = Settings(stated, name)
+    video = video or image.values
     return Settings(
         {
             **image.values,

@@ -419,8 +419,7 @@ class Bridge:
         """
         tokenizer = self._instruction_tokenizer
         assert tokenizer is not None and self.encoder is not None
-        token = self.video.token if self.video else self.encoder.family.image_token
-        _, _, text = text.rpartition(token)
+        _, _, text = text.rpartition(self.encoder.family.image_token)
         before, after = tokenizer.prefix, tokenizer.suffix
         ids = tokenizer.encode(tokenizer.seal(text.replace(SEAL, "")))
         room = how.tokens - len(before) - len(after)

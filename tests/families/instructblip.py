@@ -9,9 +9,18 @@ from typing import Any
 
 import jinja2
 import numpy as np
+import torch
 from blip2 import NAMES, QFORMER, SPECIAL, TABLES, VISION, Alone, square
 from common import Messages, Row, load_tokenizer, randomize, save, tokenizer, write
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 WORDS = "describe the image what do you see here a red circle at left and blue square ? . who is"
 TEXT = {
@@ -67,6 +76,23 @@ class Instructed(Alone):
         return inputs
 
 
+class OfFrames(Instructed):
+    """Pictures are frames of one video."""
+
+    def put_together(self, text: str, images: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+        inputs = super().put_together(text, images)
+        if images:
+            inputs["pixel_values"] = inputs["pixel_values"][None]
+        return inputs
+
+    def inputs(self, messages: Messages, images: Sequence[np.ndarray] = ()) -> Any:
+        inputs = super().inputs(messages, images)
+        return {k: v[:1] if k.startswith("qformer") else v for k, v in inputs.items()}
+
+    def pixels(self, inputs: Any) -> list[np.ndarray]:
+        return [t.numpy() for t in inputs["pixel_values"][0]] if "pixel_values" in inputs else []
+
+
 def instructblip(
     folder: Path,
     *,
@@ -75,18 +101,18 @@ def instructblip(
     qformer: dict[str, Any] | None = None,
     text: dict[str, Any] | None = None,
     queries: int = 5,
+    video: bool = False,
 ) -> Instructed:
-    from transformers import (
-        InstructBlipConfig,
-        InstructBlipForConditionalGeneration,
-        InstructBlipProcessor,
-        PreTrainedTokenizerFast,
-    )
+    import transformers
+    from transformers import InstructBlipProcessor, PreTrainedTokenizerFast
     from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 
-    tokens, read, tower = tokenizer(SPECIAL, bos="</s>"), words(), VISION | (vision or {})
+    kind, what = ("InstructBlipVideo", "video") if video else ("InstructBlip", "image")
+    special = (*SPECIAL[:-1], f"<{what}>")
+    tokens, read, tower = tokenizer(special, bos="</s>"), words(), VISION | (vision or {})
+    image = tokens.token_to_id(f"<{what}>")
     end = tokens.token_to_id("</s>")
-    config = InstructBlipConfig(
+    config = getattr(transformers, f"{kind}Config")(
         vision_config=tower,
         qformer_config=QFORMER
         | {"vocab_size": read.get_vocab_size(), "max_position_embeddings": 40}
@@ -99,9 +125,10 @@ def instructblip(
             **(TEXT | (text or {})),
         },
         num_query_tokens=queries,
-        image_token_index=tokens.token_to_id("<image>"),
+        **{f"{what}_token_index": image},
     )
-    model = randomize(InstructBlipForConditionalGeneration(config), seed, **RANGES)
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+    model = randomize(model, seed, **RANGES)
     model = save(folder, model, tokens, "", NAMES, eos="</s>")
     model.language_model.generation_config.eos_token_id = None
     square(folder, tower["image_size"])
@@ -118,7 +145,9 @@ def instructblip(
         PreTrainedTokenizerFast.from_pretrained(inner),
         num_query_tokens=queries,
     )
-    return Instructed(folder, model, processor, config.image_token_index, queries=queries)
+    processor.image_token = AddedToken(f"<{what}>")
+    oracle = OfFrames if video else Instructed
+    return oracle(folder, model, processor, image, queries=queries)
 
 
 ROW = Row(
@@ -139,7 +168,8 @@ ROW = Row(
             },
             queries=8,
         ),
+        "video": lambda f: instructblip(f, seed=2, video=True),
     },
-    notes="a Q-Former that reads the prompt with the picture",
+    notes="a Q-Former that reads the prompt with the picture; frames of a video as pictures",
     bare=True,
 )

@@ -4,23 +4,32 @@ for another question.
 
 from __future__ import annotations
 
+import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from checkpoints import nmse
 from common import picture
 from instructblip import Instructed, instructblip
 from tokenizers import Tokenizer
+from torchvision_stand_in import torchvision_here
+from videos import clip
 
 from mtmd.base.errors import ModelError
 from mtmd.checkpoint.hub import ALLOWED, IGNORED
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.clip.families.blip.instructblip import InstructBlipVision, read
 from mtmd.clip.tasks import tasks_of
+from mtmd.clip.video.video import Video, VideoFacts
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
+from mtmd.prompt.bridge import flat
+from mtmd.prompt.prompts import PreparedPrompt
 
 CONFIG: dict[str, Any] = {
     "vision_config": {},
@@ -28,6 +37,7 @@ CONFIG: dict[str, Any] = {
     "text_config": {"model_type": "llama", "hidden_size": 4096},
 }
 PICTURE = picture(0, 70, 50)
+PROCESSOR = "transformers.models.instructblipvideo.video_processing_instructblipvideo"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +52,8 @@ def model(oracle: Instructed) -> Model:
 
 def family(**qformer: Any) -> InstructBlipVision:
     config = CONFIG | {"qformer_config": CONFIG["qformer_config"] | qformer}
-    image = {"size": {"height": 224, "width": 224}}
+    image: dict[str, Any] = {"size": {"height": 224, "width": 224}}
+    image["video_processor"] = {**image}
     return read(Settings(config, "config.json"), Settings(image, "preprocessor_config.json"))
 
 
@@ -138,3 +149,46 @@ def test_weights_of_both_parts_are_counted(model: Model) -> None:
     assert weights is not None and model.encoder is not None
     size = sum(4 * torch.Size(shape).numel() for shape in weights.shapes.values())
     assert model.loaded.admission.needed.tower == {"cpu": size}
+
+
+@pytest.mark.parametrize("of_videos", [False, True], ids=["instructblip", "instructblipvideo"])
+def test_a_video_is_four_frames(tmp_path: Path, of_videos: bool) -> None:
+    """Against transformers' model and processor of videos, which are loaded from either."""
+    from transformers import InstructBlipVideoForConditionalGeneration as Reference
+
+    oracle = instructblip(tmp_path / "model", video=of_videos)
+    model = Model(open_checkpoint(oracle.folder), LoadOptions(device="cpu", dtype="fp32"))
+    shown = clip(1, 4, 62, 45, every=8, fps=10.0)
+    video = Video(shown.frames, shown.indices, shown.times, VideoFacts(32, 10.0, 3.2, 62, 45))
+    bridge = model.prompts.bridge
+    prepared = bridge.prepare_video(video)
+    parts = [{"type": "text", "text": "what do you see?"}, {"type": "video"}]
+    rendered = model.checkpoint.template.render([{"role": "user", "content": parts}])
+    prompt = PreparedPrompt(bridge.read(rendered, [prepared]), flat([prepared]))
+    spans = model.prompts.encode(prompt).spans
+    with torchvision_here():
+        videos = import_module(PROCESSOR).InstructBlipVideoVideoProcessor(
+            **json.loads((oracle.folder / "preprocessor_config.json").read_text())
+        )
+        pixels = videos([np.stack(shown.frames)], return_tensors="pt")["pixel_values"]
+    assert model.encoder is not None
+    tiles = [model.encoder.pixels(one.plan.tiles[0]) for one in prepared.groups]
+    np.testing.assert_array_equal(np.stack(tiles), pixels[0].numpy())
+    inputs = oracle.put_together("what do you see?", [PICTURE] * 4)
+    assert list(prompt.tokens) == oracle.prompt_ids(inputs)
+    reference = oracle.model
+    if not of_videos:
+        config = oracle.model.config.to_dict() | {"model_type": "instructblipvideo"}
+        reference = Reference(Reference.config_class(**config))
+        reference.load_state_dict(oracle.model.state_dict())
+    read = {key: value[:1] for key, value in inputs.items() if key.startswith("qformer")}
+    with torch.no_grad():
+        features = reference.eval().get_video_features(pixels, **read).pooler_output
+    rows = torch.cat([span.embeddings for span in spans if not span.is_text])
+    assert nmse(rows, features[0]) <= 1e-8
+    assert model.encoder.family.video is not None
+    facts = VideoFacts(100, 10.0, 10.0, 62, 45)
+    taken = model.encoder.family.video.rule.choose(facts)
+    assert (
+        list(taken) == np.arange(0, 100, 100 / 4).astype(int).tolist()
+    )  # as its model card has it
