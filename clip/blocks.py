@@ -171,20 +171,21 @@ def vit_block(
     blocks: str = "v.blk",
     bounds: Node | None = None,
     causal: bool = False,
+    bias: bool = True,
     key_bias: bool = True,
     fused: bool = False,
     angles: Node | None = None,
 ) -> Node:
     """Pre-norm attention and MLP          x [B, P, C] -> [B, P, C]; arXiv:2010.11929
 
-    `fused`: queries, keys and values have one matrix. `angles` [P, 2, R]: the first 2 R dimensions
-    of each head turn by them.
+    `bias`: of queries, values and, with `key_bias`, keys. `fused`: queries, keys and values have
+    one matrix. `angles` [P, 2, R]: the first 2 R dimensions of each head turn by them.
     """
     at = f"{blocks}.{index}"
     y = w.layer_norm(x, f"{at}.ln1", p.eps)
     q, k, v = (
         split_heads(part, p.heads, part.name)
-        for part in _projections(y, at, w, fused=fused, bias=True, key_bias=key_bias)
+        for part in _projections(y, at, w, fused=fused, bias=bias, key_bias=key_bias)
     )
     if angles is not None:
         q, k = (ops.rope(part, angles, name=f"{part.name}.rope") for part in (q, k))

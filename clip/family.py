@@ -51,6 +51,7 @@ FAMILIES = (
     Entry("mtmd.clip.families.idefics2", ("idefics2",)),
     Entry("mtmd.clip.families.ovis2", ("ovis2",), ties=("ovis2",)),
     Entry("mtmd.clip.families.mllama", ("mllama",)),
+    Entry("mtmd.clip.families.trocr", ("vision-encoder-decoder",)),
     Entry("mtmd.clip.families.granite_docling", ("granite_docling",), ties=("granite_docling",)),
     Entry("mtmd.clip.families.idefics3", ("idefics3", "smolvlm"), ("idefics3",)),
     Entry("mtmd.clip.families.llava.vision", ("llava", "llava_next", "vipllava"), ("mlp",)),
@@ -187,6 +188,15 @@ class PicturesFirst(Protocol):
     """A family whose pictures stand before the tokens that begin a prompt."""
 
     before_bos: bool
+
+
+@runtime_checkable
+class BarePrompt(Protocol):
+    """A family whose template writes the whole prompt: nothing that its tokenizer puts around a
+    text stands around it.
+    """
+
+    bare_prompt: bool
 
 
 @runtime_checkable

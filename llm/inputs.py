@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -164,6 +165,22 @@ class TextInputs:
         return self._input(
             "inp.position_rows", (self.tokens,), torch.int64, lambda b: b.positions[0] + first
         )
+
+    def position_sines(self, width: int, first: int, blank: int) -> Node:
+        """[T, D], sines, then cosines, of each token's position, counted from `first`, at D / 2
+        frequencies from 1 to 1 / 10000 (arXiv:1706.03762, as tensor2tensor has them); zeros for the
+        token `blank`.
+        """
+        steps = torch.arange(width // 2, dtype=torch.float32)
+        frequencies = torch.exp(steps * -(math.log(10000) / (width // 2 - 1)))
+
+        def fill(batch: Batch) -> torch.Tensor:
+            angles = torch.from_numpy(batch.positions[0] + first).float()[:, None] * frequencies
+            rows = torch.cat((angles.sin(), angles.cos()), 1)
+            rows[torch.from_numpy(batch.tokens == blank)] = 0
+            return rows.to(self.dtype)
+
+        return self._input("inp.position_sines", (self.tokens, width), self.dtype, fill)
 
     def growth(self, temper: tuple[float, float] | None) -> Node | None:
         """[T, 1, 1], what the queries of each token are multiplied by where they grow with its

@@ -18,12 +18,18 @@ Convert = Callable[[Tensor], Tensor]
 QKV = ("attn_q", "attn_k", "attn_v")
 ATTENTION = (*QKV, "attn_output")
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
-LM_HEAD = tuple(
-    f"{prefix}lm_head.weight"
-    for prefix in ("", "language_model.", "model.", "thinker.", "llm.", "model.language_model.")
+LM_HEAD = (
+    *(
+        f"{prefix}lm_head.weight"
+        for prefix in ("", "language_model.", "model.", "thinker.", "llm.", "model.language_model.")
+    ),
+    "decoder.lm_head.weight",
+    "decoder.output_projection.weight",
 )
 # Of a tied table: a copy nobody needs
-COPIED_HEAD = r"((model\.)?(language_)?model\.|thinker\.|llm\.)?lm_head\.weight"
+COPIED_HEAD = (
+    r"((model\.)?(language_)?model\.|thinker\.|llm\.|decoder\.)?(lm_head|output_projection)\.weight"
+)
 
 
 def prefixed(prefixes: Iterable[str]) -> Source:

@@ -64,7 +64,9 @@ class KV:
     rows: int = 0
     values: bool = True
 
-    name = "kv"
+    @property
+    def name(self) -> str:
+        return "context" if self.rows else "kv"
 
     def type(self, sequences: int, pages: int, dtype: torch.dtype, kv: KVType) -> Type:  # noqa: ARG002
         """[2, S, G, K], or [1, S, G, K] of keys alone, S = pages * PAGE or sequences * rows; bytes

@@ -21,7 +21,12 @@ from mtmd.llm.tokenizer.text_stream import BYTES
 VOCABULARY, MERGES, RANKS = "vocab.json", "merges.txt", "tiktoken.model"
 BYTES_MAX = 64 << 20  # Qwen's have 2.8 and 1.7 MB
 # By tokenizer_config.json's tokenizer_class: how its text is cut.
-CLASSES = {"Qwen2Tokenizer": "qwen2", "Qwen2TokenizerFast": "qwen2"}
+CLASSES = {
+    "Qwen2Tokenizer": "qwen2",
+    "Qwen2TokenizerFast": "qwen2",
+    "RobertaTokenizer": "gpt-2",
+    "RobertaTokenizerFast": "gpt-2",
+}
 RANKED_CLASSES = {"TikTokenTokenizer": "kimi-k2"}
 RANKED_BYTES_MAX = 512  # of a token; the longest in use are 128 blanks
 RESERVED = 258  # ids behind the vocabulary for special tokens, as that class has them

@@ -43,6 +43,7 @@ MAX_PARTS = 8  # that are named of those that are not used
 SECONDS = (1.0, 30.0, 600.0)  # of audio
 STATES = {
     "kv": "keys and values",
+    "context": "keys and values of pictures",
     "conv": "convolution windows",
     "delta": "delta states",
 }  # by `State.name`

