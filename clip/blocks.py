@@ -230,7 +230,7 @@ def encoded_patches(
 ) -> Node:
     """Encode patches that are embedded, as `plain_vit` does          x [B, P, C] -> [B, P, C]"""
     x = ops.add(x, positions, name="v.position_embd")
-    for index in range(p.layers):
+    for index in w.layers(p.layers):
         x = vit_block(x, index, p, w, attention=attention, bounds=bounds)
     return w.layer_norm(x, "v.post_ln", p.eps)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, lru_cache
 
@@ -112,8 +112,7 @@ class TowerEncoder:
         result._forget_plans()
         return result
 
-    @property
-    def _adapted_weights(self) -> AdaptedWeights:
+    def _adapted_weights(self, only: Collection[int] | None = None) -> AdaptedWeights:
         """Weights of a graph: its runs have all pictures in common that are in them."""
 
         def scale_of(adapter: Adapter, scale: float) -> Node:
@@ -123,7 +122,7 @@ class TowerEncoder:
             )
 
         applied = [AppliedAdapter(one, scale_of(one, scale)) for one, scale in self._applied]
-        return AdaptedWeights(self.weights, applied)
+        return AdaptedWeights(self.weights, applied, only)
 
     def sizes(self) -> dict[str, tuple[int, Type]]:
         """(batch, tile) by label: what the warm-up asks about, and the most that can come."""
@@ -132,15 +131,29 @@ class TowerEncoder:
             "largest": (BATCH, self.family.resolution.largest_tile_type()),
         }
 
-    def graph(self, batch: int, tile: Shape, form: AttentionForm | None = None) -> Node:
-        """-> embeddings [B, T, D]; of a rank, its part of the graph"""
-        embeddings = self.whole_graph(batch, tile, form)
+    def graph(
+        self,
+        batch: int,
+        tile: Shape,
+        form: AttentionForm | None = None,
+        only: Collection[int] | None = None,
+    ) -> Node:
+        """-> embeddings [B, T, D]; of a rank, its part of the graph. `only`: the layers that it
+        has.
+        """
+        embeddings = self.whole_graph(batch, tile, form, only)
         return self.sharding.rewrite([embeddings])[0] if self.sharding else embeddings
 
-    def whole_graph(self, batch: int, tile: Shape, form: AttentionForm | None = None) -> Node:
+    def whole_graph(
+        self,
+        batch: int,
+        tile: Shape,
+        form: AttentionForm | None = None,
+        only: Collection[int] | None = None,
+    ) -> Node:
         """The graph as if there were one rank."""
         tiles = graph_input("inp.pixels", (batch, *tile), self.dtype, lambda tiles: tiles)
-        return self.family.graph(tiles, self._adapted_weights, form or self.flash.form)
+        return self.family.graph(tiles, self._adapted_weights(only), form or self.flash.form)
 
     def plan(self, batch: int, tile: Shape, overwrite: bool = True) -> Plan:
         """The plan of one shape of batch. `overwrite=False` keeps every value intact, for looking
@@ -152,6 +165,10 @@ class TowerEncoder:
         """The same, not kept: for looking at many shapes."""
         return self._make_plan(batch, tile, True)
 
+    def plan_of_layers(self, graph: Node) -> Plan:
+        """The plan of a graph that has some layers: what one launches, all of its kind do."""
+        return make_plan([graph], self.backends, self.overrides)
+
     def _make_plan(self, batch: int, tile: Shape, overwrite: bool) -> Plan:
         return make_plan([self.graph(batch, tile)], self.backends, self.overrides, overwrite)
 
@@ -162,14 +179,14 @@ class TowerEncoder:
     def _make_pack_plan(self, tokens: int) -> Plan:
         return make_plan([self.pack_graph(tokens)], self.backends, self.overrides)
 
-    def pack_graph(self, tokens: int) -> Node:
+    def pack_graph(self, tokens: int, only: Collection[int] | None = None) -> Node:
         """-> embeddings [1, tokens, D]"""
         strip, family = self.strip, self.family
         assert strip is not None and isinstance(family, Packs)
         shape = 1, *strip.tile(tokens)
         tiles = graph_input("inp.pixels", shape, self.dtype, lambda pack: pack.pixels)
         grids = PackedGrids(tokens, strip.cells, self._evaluated)
-        return family.graph_on(grids, tiles, self._adapted_weights, self.flash.form)
+        return family.graph_on(grids, tiles, self._adapted_weights(only), self.flash.form)
 
     def _evaluated(self, node: Node) -> Tensor:
         """A value that is made of weights alone."""

@@ -168,7 +168,7 @@ def sam_features(tiles: Node, p: SamParams, w: Weights, attention: AttentionForm
     x = ops.add(
         x, at_size(table, (p.side, p.side), grid, "v.sam.pos_embd.resized"), name="v.sam.pos_embd"
     )
-    for layer in range(p.layers):
+    for layer in w.layers(p.layers):
         x = _layer(
             x, f"v.sam.blk.{layer}", grid, None if layer in p.whole else p.window, p, w, attention
         )

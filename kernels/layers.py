@@ -4,7 +4,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,10 +26,13 @@ class AppliedAdapter:
 
 @dataclass(frozen=True)
 class AdaptedWeights:
-    """Weights of a graph whose products are changed by adapters."""
+    """Weights of a graph whose products are changed by adapters. `only`: the layers that the graph
+    has, where it is made to see what they launch.
+    """
 
     base: WeightSource
     applied: Sequence[AppliedAdapter]
+    only: Collection[int] | None = None
 
     def type_of(self, name: str, dtype: torch.dtype) -> Type:
         return self.base.type_of(name, dtype)
@@ -50,9 +53,14 @@ class Weights:
     def __init__(self, source: WeightSource, dtype: torch.dtype):
         self.dtype, self.source = dtype, source
         self.applied: Sequence[AppliedAdapter] = ()
+        self.only: Collection[int] | None = None
         self._ordered: dict[tuple[Node, str], Node] = {}
         if isinstance(source, AdaptedWeights):  # nodes of all graphs are of one source
-            self.source, self.applied = source.base, source.applied
+            self.source, self.applied, self.only = source.base, source.applied, source.only
+
+    def layers(self, count: int) -> Sequence[int]:
+        """Return the numbers of the layers that the graph has, of so many."""
+        return [n for n in range(count) if self.only is None or n in self.only]
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> Node:
         """A parameter by its full name, in the compute type unless `dtype` says otherwise."""

@@ -157,7 +157,7 @@ class WhisperTower:
                 "inp.audio_positions", (1, count), positions.dtype, lambda _: positions
             )
             angles = ops.rope_table(inputs, rotary=self.rotary, name="a.angles")
-        for layer in range(self.vit.layers):
+        for layer in w.layers(self.vit.layers):
             x = vit_block(
                 x,
                 layer,

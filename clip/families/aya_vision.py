@@ -105,7 +105,7 @@ class AyaVision:
             name="v.patch_embd",
         )
         x = ops.add(x, w.tensor("v.position_embd.weight"), name="v.position_embd")
-        for index in range(self.vit.layers):
+        for index in w.layers(self.vit.layers):
             x = vit_block(x, index, self.vit, w, attention=attention)
         if not self.inner_eps:
             x = w.layer_norm(x, "v.post_ln", self.vit.eps)

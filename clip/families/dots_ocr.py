@@ -130,7 +130,7 @@ class DotsVision:
         kernels = (w.tensor(f"v.patch_embd.{kind}") for kind in ("weight", "bias"))
         x = ops.patch_embed(tiles, *kernels, name="v.patch_embd")
         x = w.rms_norm(x, "v.pre_ln", self.eps)
-        for layer in range(self.layers):
+        for layer in w.layers(self.layers):
             at = f"v.blk.{layer}"
             y = rotary_attention(
                 w.rms_norm(x, f"{at}.ln1", self.eps),

@@ -160,7 +160,7 @@ class Glm4Vision:
             rows, name = w.tensor("v.position_embd.weight"), "v.position_embd.scaled"
             table = grids.table(rows, self.side, name, mode="bicubic")
             x = ops.add(w.rms_norm(x, "v.norm_embd", self.eps), table, name="v.position_embd")
-        for layer in range(self.layers):
+        for layer in w.layers(self.layers):
             at = f"v.blk.{layer}"
             y = rotary_attention(
                 w.rms_norm(x, f"{at}.ln1", self.eps),

@@ -191,7 +191,7 @@ class GraniteSpeech:
         seen = graph_input(
             "inp.blocks", limits.shape, limits.dtype, lambda _: limits, keys=self.context
         )
-        for layer in range(self.layers):
+        for layer in w.layers(self.layers):
             x = self._conformer(x, f"a.blk.{layer}", seen, w, attention)
             if layer + 1 == self.layers // 2:
                 x = self._classified(x, w)

@@ -143,7 +143,7 @@ class HunyuanVision:
         )
         rows, name = w.tensor("v.position_embd.weight"), "v.position_embd.scaled"
         x = ops.add(x, grids.table(rows, self.side, name, mode="bilinear"), name="v.position_embd")
-        for index in range(vit.layers):
+        for index in w.layers(vit.layers):
             x = vit_block(x, index, vit, w, attention=attention)
         merge = self.resolution.merge
         x = ops.unshuffle(

@@ -167,7 +167,7 @@ class InternVision:
         )
         x = ops.prepend(x, w.tensor("v.class_embd"), name="v.class_embd.first")
         x = ops.add(x, w.tensor("v.position_embd.weight"), name="v.position_embd")
-        for layer in range(self.vit.layers):
+        for layer in w.layers(self.vit.layers):
             x = self._layer(x, f"v.blk.{layer}", w, attention)
         rest = graph_input(
             "inp.patches", (patches,), torch.int64, lambda _: torch.arange(1, patches + 1)

@@ -156,7 +156,7 @@ class KimiVision:
         x = ops.patch_embed(tiles, *patches, name="v.patch_embd")
         rows, name = w.tensor("v.position_embd.weight"), "v.position_embd.scaled"
         x = ops.add(x, grids.table(rows, self.side, name, mode="bicubic"), name="v.position_embd")
-        for layer in range(vit.layers):
+        for layer in w.layers(vit.layers):
             at = f"v.blk.{layer}"
             y = rotary_attention(
                 w.layer_norm(x, f"{at}.ln1", vit.eps),

@@ -121,7 +121,7 @@ class Lfm2Vision:
             antialias=True,
         )
         x = ops.add(x, table, name="v.position_embd")
-        for index in range(self.vit.layers):
+        for index in w.layers(self.vit.layers):
             x = vit_block(x, index, self.vit, w, attention=attention, bounds=grids.segments)
         x = w.layer_norm(x, "v.post_ln", self.vit.eps)
         x = ops.unshuffle(x, grid=grids.shape, factor=self.resolution.shuffle, name="mm.unshuffle")

@@ -133,7 +133,7 @@ class Llama4Vision:
         locations = _locations(self.grid)
         positions = graph_input("inp.positions", (2, patches + 1), torch.int64, lambda _: locations)
         angles = ops.rope_table(positions, rotary=self.rotary, name="v.angles")
-        for layer in range(self.vit.layers):
+        for layer in w.layers(self.vit.layers):
             x = self._layer(x, f"v.blk.{layer}", angles, w, attention)
         rest = graph_input(
             "inp.patches", (patches,), torch.int64, lambda _: torch.arange(1, patches + 1)

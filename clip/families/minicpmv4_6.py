@@ -143,7 +143,7 @@ class MiniCpmVision:
             name="v.position_embd",
         )
         bounds = grids.segments
-        for index in range(self.vit.layers):
+        for index in w.layers(self.vit.layers):
             x = vit_block(x, index, self.vit, w, attention=attention, bounds=bounds)
             if index == self.merged_after:
                 x = self._merged(x, grids, w, attention)

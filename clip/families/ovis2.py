@@ -111,7 +111,7 @@ class Ovis2Vision:
         x = ops.patch_embed(tiles, *patches, name="v.patch_embd")
         x = w.rms_norm(x, "v.pre_ln", self.eps)
         x = ops.add(x, w.tensor("v.position_embd.weight"), name="v.position_embd")
-        for index in range(self.layers):
+        for index in w.layers(self.layers):
             at = f"v.blk.{index}"
             y = w.rms_norm(x, f"{at}.ln1", self.eps)
             q, k, v = (

@@ -103,7 +103,7 @@ class Phi4Vision:
             antialias=True,
         )
         x = ops.add(x, table, name="v.position_embd")
-        for index in range(self.vit.layers):
+        for index in w.layers(self.vit.layers):
             x = vit_block(x, index, self.vit, w, attention=attention, bounds=grids.segments)
         x = ops.gelu(w.linear(x, "mm.0", bias=True), approximate="none", name="mm.gelu")
         return w.linear(x, "mm.2", bias=True)

@@ -140,7 +140,7 @@ class PixtralVision:
             "v.pre_ln",
             EPS,
         )
-        for layer in range(self.layers):
+        for layer in w.layers(self.layers):
             x = self._layer(
                 x, f"v.blk.{layer}", angles, w, attention=attention, bounds=grids.segments
             )

@@ -163,7 +163,7 @@ class Qwen25Vision:
             order,
             name="v.ordered",
         )
-        for layer in range(self.layers):
+        for layer in w.layers(self.layers):
             bounds = grids.segments if layer in self.full else windows
             x = self._block(x, layer, w, attention, angles=angles, bounds=bounds)
         x = ops.reshape(

@@ -92,7 +92,7 @@ class Qwen2Vision:
         w = Weights(weights, tiles.dtype)
         angles = ops.rope_table(grids.positions(), rotary=self.rotary, name="v.angles")
         x = ops.patch_embed(tiles, frames_kernel(tiles, w), name="v.patch_embd")
-        for layer in range(self.layers):
+        for layer in w.layers(self.layers):
             at = f"v.blk.{layer}"
             y = rotary_attention(
                 w.layer_norm(x, f"{at}.ln1", EPS),

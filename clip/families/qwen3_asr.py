@@ -176,7 +176,7 @@ class Qwen3Asr:
             last = self._convolved(part, rest, "a.rest", w)
             x = last if x is None else ops.concat(x, last, axis=1, name="a.tokens")
         assert x is not None
-        for layer in range(self.tower.vit.layers):
+        for layer in w.layers(self.tower.vit.layers):
             x = vit_block(x, layer, self.tower.vit, w, attention=attention, blocks="a.blk")
         x = w.layer_norm(x, "a.post_ln", self.tower.vit.eps)
         x = ops.gelu(

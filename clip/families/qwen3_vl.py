@@ -173,7 +173,7 @@ class Qwen3Vision:
             align_corners=True,
         )
         x = ops.add(x, table, name="v.position_embd")
-        for layer in range(self.layers):
+        for layer in w.layers(self.layers):
             at = f"v.blk.{layer}"
             y = rotary_attention(
                 w.layer_norm(x, f"{at}.ln1", EPS),

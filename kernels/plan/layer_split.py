@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -65,6 +65,18 @@ def layers_of(nodes: Sequence[Node]) -> dict[Node, int]:
         else:
             result[node] = max((result[i] for i in node.operands if i in result), default=0)
     return result
+
+
+def first_of_each_kind(nodes: Sequence[Node]) -> set[int]:
+    """Return the layers whose nodes are other ones than those of every layer before: in operations,
+    in types or in attributes. `nodes` in topological order.
+    """
+    kinds: dict[int, Counter[Hashable]] = defaultdict(Counter)
+    for node, layer in layers_of(nodes).items():
+        types = tuple(i and i.type for i in node.inputs)
+        kinds[layer][node.op, types, tuple(node.attrs.items())] += 1
+    first = {frozenset(kinds[n].items()): n for n in sorted(kinds, reverse=True)}
+    return set(first.values())
 
 
 def layer_weights(nodes: Sequence[Node], count: int) -> list[int]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter, abc, defaultdict
-from collections.abc import Collection, Hashable
+from collections import abc
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from threading import Lock
@@ -17,12 +17,12 @@ from mtmd.base.errors import ContextError, ModelError
 from mtmd.base.made_once import MadeOnce
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.checkpoint.adapter import Adapter
-from mtmd.kernels.graph import Node, WeightSource, toposort
+from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import AdaptedWeights, AppliedAdapter
 from mtmd.kernels.parallel.shard import Sharding
 from mtmd.kernels.plan.executor import Executor, Observer, Residency, memory_for
 from mtmd.kernels.plan.flash_choice import AttentionForm, FlashChoice, choose
-from mtmd.kernels.plan.layer_split import LayerSplit, layers_of
+from mtmd.kernels.plan.layer_split import LayerSplit
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
 from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.engine.make_batch import make_batch
@@ -235,22 +235,10 @@ class Runner:
         """The same, not kept: for looking at many shapes."""
         return self._make_plan((batch, False))
 
-    def plan_of_kinds(self, batch: BatchShape, layers: Collection[int]) -> Plan:
+    def plan_of_layers(self, batch: BatchShape, layers: Collection[int]) -> Plan:
         """The same of some layers: what one launches, all of its kind do."""
         graph = self.graph(batch, only=layers)
         return make_plan(graph, self.backends, self.overrides, True, self.split)
-
-    def first_of_each_kind(self, batch: BatchShape) -> set[int]:
-        """The layers whose nodes are other ones than those of every layer before: in operations,
-        in types or in attributes.
-        """
-        kinds: dict[int, Counter[Hashable]] = defaultdict(Counter)
-        nodes = toposort(*self.graph(batch))
-        for node, layer in layers_of(nodes).items():
-            types = tuple(i and i.type for i in node.inputs)
-            kinds[layer][node.op, types, tuple(node.attrs.items())] += 1
-        first = {frozenset(kinds[n].items()): n for n in sorted(kinds, reverse=True)}
-        return set(first.values())
 
     def _make_plan(self, key: tuple[BatchShape, bool]) -> Plan:
         batch, intact = key

@@ -16,6 +16,8 @@ from mtmd.kernels.backends import Backend
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.gpu.ahead.compilations import compilations
 from mtmd.kernels.gpu.triton_kernel import Program
+from mtmd.kernels.graph import Shape, toposort
+from mtmd.kernels.plan.layer_split import first_of_each_kind
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.report.facts import GivenPrograms, ProgramFacts
 from mtmd.kernels.report.programs import Programs, device_of
@@ -33,11 +35,27 @@ def foreseen_programs(encoder: Encoder | None, runner: Runner, budget: Budget) -
     """
     result = Programs()
     if encoder is not None:
-        tiles = foreseen_tiles(encoder, budget)
-        result.add_all(encoder.new_plan(batch, shape) for batch, shape in tiles)
-        result.add_all(map(encoder.pack_plan, foreseen_packs(encoder)))
+        tiles, packs = foreseen_tiles(encoder, budget), foreseen_packs(encoder)
+        result.add_all(encoder_plans(encoder, tiles, packs))
     result.add_all(decoder_plans(runner, foreseen_batches(runner)))
     return list(result.result.values())
+
+
+def encoder_plans(
+    encoder: Encoder, tiles: Sequence[tuple[int, Shape]], packs: Sequence[int]
+) -> Iterator[Plan]:
+    """Yield the plans of so many tiles of a shape, and of packs of so many tokens, of one layer of
+    each kind.
+    """
+    layers = set[int]()
+    if tiles:
+        layers |= first_of_each_kind(toposort(encoder.graph(*tiles[0])))
+    if packs:
+        layers |= first_of_each_kind(toposort(encoder.pack_graph(packs[0])))
+    for batch, shape in tiles:
+        yield encoder.plan_of_layers(encoder.graph(batch, shape, only=layers))
+    for tokens in packs:
+        yield encoder.plan_of_layers(encoder.pack_graph(tokens, layers))
 
 
 def decoder_plans(runner: Runner, batches: Sequence[BatchShape]) -> Iterator[Plan]:
@@ -46,9 +64,9 @@ def decoder_plans(runner: Runner, batches: Sequence[BatchShape]) -> Iterator[Pla
     """
     layers = set[int]()
     for batch in {batch.images > 0: batch for batch in batches}.values():
-        layers |= runner.first_of_each_kind(batch)
+        layers |= first_of_each_kind(toposort(*runner.graph(batch)))
     for batch in batches:
-        yield runner.plan_of_kinds(batch, layers)
+        yield runner.plan_of_layers(batch, layers)
 
 
 @dataclass(frozen=True)

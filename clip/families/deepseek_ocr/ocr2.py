@@ -140,7 +140,7 @@ class DeepseekOcr2Vision:
         )
         angles = ops.rope_table(positions, None, rotary=e.rotary, name="inp.angles")
         bounds = graph_input("inp.bounds", (rows, 2), torch.int32, lambda _: _bounds(count))
-        for layer in range(e.layers):
+        for layer in w.layers(e.layers):
             x = self._layer(x, f"v.blk.{layer}", w, attention, angles, bounds)
         last = constant("inp.query_rows", torch.arange(count, rows))
         x = w.rms_norm(ops.take_rows(x, last, name="v.at_queries"), "v.post_ln", e.eps)

@@ -129,7 +129,7 @@ class DeepseekOcrVision:
         x = ops.prepend(features, w.tensor("v.class_embd"), name="v.class_embd.first")
         x = ops.add(x, self._positions(isqrt(patches), w), name="v.position_embd")
         x = w.layer_norm(x, "v.pre_ln", self.vit.eps)
-        for index in range(self.vit.layers):
+        for index in w.layers(self.vit.layers):
             x = vit_block(x, index, self.vit, w, attention=attention, fused=True)
         rest = graph_input(
             "inp.patches", (patches,), torch.int64, lambda _: torch.arange(1, patches + 1)

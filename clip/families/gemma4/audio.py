@@ -211,7 +211,7 @@ class Gemma4Audio:
         seen = graph_input(
             "inp.reach", bounds.shape, bounds.dtype, lambda _: bounds, keys=self.reach.tokens
         )
-        for layer in range(self.layers):
+        for layer in w.layers(self.layers):
             at = f"a.blk.{layer}"
             x = self._feed_forward(x, at, "", w)
             x = self._attention(x, at, distances, seen, w, attention)

@@ -108,7 +108,7 @@ class Gemma4Vision:
         x = ops.scale(tiles, factor=2.0, offset=-1.0, name="v.pixels")
         x = ops.patch_embed(x, w.tensor("v.patch_embd.weight"), name="v.patch_embd")
         x = ops.add(x, embedded_locations(grids, w, self.locations), name="v.patch_embd.placed")
-        for layer in range(self.tower.layers):
+        for layer in w.layers(self.tower.layers):
             x = self.tower.block(x, layer, angles, w, attention=attention, bounds=grids.segments)
         x = ops.rms_norm(self._pooled(x, grids.shape, w), eps=self.tower.eps, name="mm.norm")
         return w.linear(x, "mm.input_projection")
