@@ -93,18 +93,16 @@ def programs(target: str) -> Iterator[Any]:
 
 
 def programs_of(shape: Shape, target: str) -> Iterator[Any]:
-    from mtmd.kernels.backends.vision_attention.candidates import CARRIED, TILES
+    from mtmd.kernels.backends.vision_attention.candidates import tiled
     from mtmd.kernels.gpu.table import KERNELS
     from mtmd.kernels.graph import Type
 
     given, options = problem(shape, "meta")
     types = [Type.of(x) for x in given[:3]]
     yield from KERNELS["attention"][0].load().launched(*types, **options)
-    if any(kernel.rejects(*types, **options) is not None for kernel in TILES.values()):
-        return
-    carried = CARRIED.values() if target == "cuda:90" and not shape.causal else ()
-    for kernel in (*TILES.values(), *carried):
-        yield from kernel.programs(*types, **options)
+    for kernel in tiled(target).values():
+        if kernel.rejects(*types, **options) is None:
+            yield from kernel.programs(*types, **options)
 
 
 def compare(label: str, given: tuple[Any, ...], got: Any, options: dict[str, Any]) -> str | None:

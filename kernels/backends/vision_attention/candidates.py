@@ -214,13 +214,15 @@ TORCHS: Mapping[str, Kernel] = {
 }
 # The tile that ours has (tiles.py) is the largest without spills, and one program at a time on a
 # multiprocessor of cuda:90; of 64 x 64 there are three (160 registers at head 72), and 128 x 128
-# has half the steps. Without spills under Triton 3.9 at heads 64 and 72 for cuda:80, cuda:90 and
-# gfx942.
+# has half the steps. Without spills under Triton 3.6 and 3.9 at heads 64 and 72 for cuda:80,
+# cuda:90 and gfx942, whose 64 KiB hold one block of 128 keys at heads above 64, and not two.
 OTHER: Mapping[str, Tile] = {
     "triton 64 x 64": Tile(64, 64, 4, 2),
     "triton 128 x 128": Tile(128, 128, 8, 2),
 }
+ON_AMD: Mapping[str, Tile] = {**OTHER, "triton 128 x 128": Tile(128, 128, 8, 1)}
 TILES: Mapping[str, Tiled] = {name: _other_tile(tile) for name, tile in OTHER.items()}
+AMD_TILES: Mapping[str, Tiled] = {name: _other_tile(tile) for name, tile in ON_AMD.items()}
 # The product with the next block's keys runs beside the softmax of this one, in what is compiled
 # for cuda:90: 182 to 204 registers at heads 64 and 72, none spilled, eight warps on a
 # multiprocessor with either. Elsewhere matrix instructions are waited for one by one.
@@ -231,7 +233,7 @@ CARRYING: Mapping[str, Tile] = {
 CARRIED: Mapping[str, Tiled] = {name: _carried(tile) for name, tile in CARRYING.items()}
 CANDIDATES: Mapping[str, Kernel] = {
     **TORCHS,
-    **TILES,
+    **(TILES if torch.version.hip is None else AMD_TILES),
     **{name: _on_hopper(kernel) for name, kernel in CARRIED.items()},
 }
 PLANNED: Mapping[str, str] = {
@@ -248,4 +250,6 @@ def tiled(target: str) -> Mapping[str, Tiled]:
     """Return those of the candidates that are compiled, for an architecture that need not be
     here.
     """
+    if target.startswith("hip"):
+        return AMD_TILES
     return {**TILES, **(CARRIED if target == "cuda:90" else {})}

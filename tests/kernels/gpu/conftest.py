@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from compiler_process import Compiler, started
@@ -13,6 +14,31 @@ from ptx.kernels import Emulator
 def compiler() -> Iterator[Compiler]:
     with started() as result:
         yield result
+
+
+TRIED_TILES = """
+from dataclasses import asdict
+import torch
+from mtmd.kernels.backends.vision_attention.candidates import tiled
+from mtmd.kernels.gpu.compile import SHARED_LIMIT, compile_program
+from mtmd.kernels.graph import Type
+x = Type.contiguous((1, 4096, 16, 72), torch.bfloat16)
+out = [
+    (name, asdict(compile_program(target, program)))
+    for target in SHARED_LIMIT
+    for name, kernel in tiled(target).items()
+    for program in kernel.programs(x, x, x, scale=0.1)
+]
+"""
+
+
+@pytest.fixture(scope="session")
+def tried_tiles(compiler: Compiler) -> list[tuple[str, dict[str, Any]]]:
+    """The tiles of attention at head 72 that a warm-up measures, and what each takes on the cards of
+    docs/kernels.md.
+    """
+    result: list[tuple[str, dict[str, Any]]] = compiler(TRIED_TILES)
+    return result
 
 
 @pytest.fixture(scope="session")

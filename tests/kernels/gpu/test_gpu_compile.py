@@ -76,6 +76,14 @@ def test_loops_of_attention_leave_registers_for_rows(compiler):
     assert len(spilled) == 14 and not any(spilled.values()), spilled
 
 
+def test_every_tile_that_a_warm_up_tries_fits(tried_tiles):
+    """Two blocks of 128 keys are more than gfx942 has. Compiles eight kernels: seconds."""
+    assert len(tried_tiles) == 3 * 2 + 2
+    for name, used in tried_tiles:
+        assert used["shared_bytes"] <= aot.SHARED_LIMIT[used["target"]], (name, used)
+        assert used["spill_bytes"] == 0 and used["at_once"] > 0, (name, used)
+
+
 @pytest.mark.parametrize("target", aot.SHARED_LIMIT)
 def test_parts_are_added_in_registers(compiled, target):
     r = compiled["resources"][f"{target} combine"]
