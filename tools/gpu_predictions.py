@@ -83,13 +83,15 @@ On a GPU that is here `mtmd warmup`, and `mtmd serve` before it answers, compile
 
 ## Memory
 
-    needed = weights + cache of all answers + kept + resizing + recorded
+    needed = weights + cache of all answers + kept + resizing + recorded + workspaces
     compute = max(prefill x 9/8, (decode + encode) x 9/8)
     kept = min(compute x 8/7, compute + 256 MiB)        compute, and the cache of encoded pictures
     usable = (memory - {driver} MiB) x 15/16
 
-`prefill`, `decode` and `encode` are the predicted peaks of those plans; `resizing` are 120 MiB where the card resizes pictures (`--preprocess`). {driver} MiB stand for the driver's context and the libraries' workspaces,
-an assumption: it differs by card and version. `recorded` is what recorded runs (below) keep beside all that, of the decoder and of the encoder: the values of the largest, 128 MiB at
+`prefill`, `decode` and `encode` are the predicted peaks of those plans; `resizing` are 120 MiB where the card resizes pictures (`--preprocess`). {driver} MiB stand for the driver's context and the libraries' code,
+an assumption: it differs by card and version. `workspaces` are those that torch gives cuBLAS and cuBLASLt (hipBLAS, hipBLASLt) for each stream on which matrices are multiplied, the
+decoder's and the encoder's, and twice as much where their runs are recorded, on streams of their own: 33 MiB from compute capability 9.0 on, 9.1 below, 108 of AMD's cards and 204 of
+`gfx94x` and `gfx95x` (`kernels/backends/cuda_device.py`; `CUBLAS_WORKSPACE_CONFIG` changes them). `recorded` is what recorded runs (below) keep beside all that, of the decoder and of the encoder: the values of the largest, 128 MiB at
 most, and twice the memory that results are returned in, rounded up to a power of two: logits of every answer with seven proposed tokens, embeddings of the largest picture
 whose encode is recorded. Nothing where a model lies on several devices: no run of it is recorded, but the encoder's.
 

@@ -19,7 +19,7 @@ from mtmd.inspect.predict_target import subject_of
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.estimate.cards import Card, find_card
 from mtmd.kernels.estimate.launches import cost
-from mtmd.kernels.estimate.roofline import MIDDLE, factors_of, node_time
+from mtmd.kernels.estimate.roofline import MIDDLE, UNCONFIRMED, factors_of, node_time
 from mtmd.kernels.plan.scheduler import Plan
 
 SIDES = (224, 336, 448)  # pixels
@@ -72,7 +72,8 @@ def compare(name: str, card_name: str) -> None:
         print(
             f"{name}, {card.title}, {side} px ({patches} patches): alone {attention + rest:.2f} ms "
             f"of the device, {launch_ms(plan, target, card):.2f} to launch, {planned:.0f} to plan; "
-            + "; ".join(reported),
+            + "; ".join(reported)
+            + f" ({UNCONFIRMED})",
             flush=True,
         )
 

@@ -30,6 +30,12 @@ class Backend(Protocol):
     native: bool  # steps of few rows become programs of machine code (kernels/cpu/native)
 
     @property
+    def queue_bytes(self) -> int:
+        """Return the bytes that its libraries keep for each queue in which it multiplies
+        matrices.
+        """
+
+    @property
     def recorder(self) -> Recorder | None:
         """Return what records runs and replays them; None where each is launched."""
 

@@ -19,7 +19,7 @@ class Cpu:
     space = "cpu"
     device = torch.device("cpu")
     blocks, fuses, side_streams, records, large_batches = True, False, False, False, False
-    recorder = None
+    recorder, queue_bytes = None, 0
 
     def __init__(self, native: bool = True):
         self.native = native

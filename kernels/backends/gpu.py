@@ -12,6 +12,7 @@ import torch
 from mtmd.base.errors import DeviceError, PlacementError
 from mtmd.base.extras import install_command
 from mtmd.kernels.backends.backend import Run
+from mtmd.kernels.backends.cuda_device import queue_bytes, target_of
 from mtmd.kernels.backends.cuda_graphs import CudaGraphs, wait_for_device
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
 from mtmd.kernels.backends.side_stream import CudaSideStream, SideStream
@@ -87,11 +88,11 @@ class Gpu:
     @property
     def target(self) -> str:
         """Return its architecture, as the compiler names it: cuda:90, hip:gfx942."""
-        if torch.version.hip is not None:
-            name = torch.cuda.get_device_properties(self.device).gcnArchName
-            return f"hip:{name.partition(':')[0]}"
-        major, minor = torch.cuda.get_device_capability(self.device)
-        return f"cuda:{major}{minor}"
+        return target_of(self.device)
+
+    @property
+    def queue_bytes(self) -> int:
+        return queue_bytes(self.target)
 
     def choose(self, node: Node) -> Choice:
         """The Triton kernel that runs a node; one of attention, also where torch's is chosen."""

@@ -142,6 +142,10 @@ class Limited:
         self.side_streams, self.records = inner.side_streams, inner.records
         self.large_batches = inner.large_batches
 
+    @property
+    def queue_bytes(self) -> int:
+        return self.inner.queue_bytes
+
     def rejects(self, node: Node) -> str | None:
         refused = (rule.refuses(node) for rule in self.rules)
         return next((reason for reason in refused if reason), None) or self.inner.rejects(node)

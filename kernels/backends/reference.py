@@ -28,7 +28,7 @@ ROUGH = 8
 class Reference:
     fuses = native = side_streams = records = large_batches = False
     blocks = True
-    recorder = None
+    recorder, queue_bytes = None, 0
 
     def __init__(self, device: str | torch.device = "cpu"):
         self.device = torch.device(device)

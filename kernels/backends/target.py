@@ -10,6 +10,7 @@ import torch
 
 from mtmd.base.errors import PlacementError
 from mtmd.kernels.backends.backend import Run
+from mtmd.kernels.backends.cuda_device import queue_bytes
 from mtmd.kernels.backends.gpu import chosen_workspace
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.backends.vision_attention.candidates import tiled
@@ -35,6 +36,7 @@ class Target:
         self.target = target
         self.name = self.space = name or target
         self.device = torch.device("meta")
+        self.queue_bytes = queue_bytes(target)
         self.attention = AttentionChoice(candidates=tiled(target))
         """Of encoders: nothing is measured, so all that could win is foreseen."""
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mtmd.base.errors import DeviceError
 from mtmd.kernels.backends.backend import Run
+from mtmd.kernels.backends.cuda_device import queue_bytes, target_of
 from mtmd.kernels.backends.cuda_graphs import wait_for_device
 from mtmd.kernels.backends.operands import fewer_rows, operands, smaller
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
@@ -74,6 +75,10 @@ class TorchDevice:
 
     def workspace(self, node: Node, exact: bool = True) -> int:
         return reference_workspace(node, exact)
+
+    @property
+    def queue_bytes(self) -> int:
+        return queue_bytes(target_of(self.device)) if self.device.type == "cuda" else 0
 
     def side_stream(self, use: str) -> SideStream | None:  # noqa: ARG002
         return None

@@ -328,6 +328,7 @@ class Embedder:
         towers = {g.graph: g.weight_bytes.get(space, 0) for g in graphs}
         self._weight_bytes = sum(towers.values())
         needed = self._weight_bytes + max(g.compute_bytes.get(space, 0) for g in graphs)
+        needed += 2 * preferred.queue_bytes * (1 + preferred.records)  # of pictures, and of texts
         if preferred.records:
             texts = [self.texts.plan(TEXTS_AT_ONCE, self.texts.tower.context)]
             for plans in (self.images.largest_plans(), texts):

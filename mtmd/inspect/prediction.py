@@ -16,7 +16,7 @@ from mtmd.clip.token_budget import Budget
 from mtmd.inspect.ranks_facts import LinkFacts
 from mtmd.kernels.backends.target import Target
 from mtmd.kernels.estimate.cards import Card
-from mtmd.kernels.estimate.roofline import Estimate, OpShare, estimate
+from mtmd.kernels.estimate.roofline import UNCONFIRMED, Estimate, OpShare, estimate
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.report.facts import CompiledKernel, WarmupFacts
 from mtmd.llm.batch import BatchShape
@@ -32,7 +32,7 @@ from mtmd.model import Model
 SCHEMA = 1  # of `Prediction.asdict`: raised when a field is renamed, removed or means another thing
 LENGTHS = (1024, 8192, 32768, 131072)  # tokens of a sequence
 SIZES = ((224, 224), (640, 480), (1024, 768), (1920, 1080), (3840, 2160))  # pictures, in pixels
-DRIVER_BYTES = 512 << 20  # the driver's context, and the workspaces of cuBLAS or hipBLAS: about
+DRIVER_BYTES = 512 << 20  # the driver's context, and the code of libraries: about
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,7 @@ class Prediction(WarmupFacts):
         return {
             "schema": SCHEMA,
             "ran_on_a_gpu": False,
+            "times": UNCONFIRMED,
             **super().asdict(),
             "needed_bytes": self.needed_bytes,
             "fits": self.fits(self.needed_bytes),

@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from mtmd.inspect.prediction import GraphOps, Length, Picture, Prediction
-from mtmd.inspect.ranks_text import UNCONFIRMED, render_ranks
-from mtmd.kernels.estimate.roofline import Estimate
+from mtmd.inspect.ranks_text import render_ranks
+from mtmd.kernels.estimate.roofline import UNCONFIRMED, Estimate
 from mtmd.kernels.report.facts import CompiledKernel
 from mtmd.kernels.report.report_text import kv_text
 from mtmd.loaded.fitting.needed_memory import MAX_ANSWERS

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator
 
 from mtmd.base.text import mib
 from mtmd.inspect.ranks_facts import LinkFacts
-from mtmd.kernels.estimate.roofline import Estimate
+from mtmd.kernels.estimate.roofline import UNCONFIRMED, Estimate
 from mtmd.kernels.report.facts import RanksFacts
 
 Row = Callable[[str, Estimate, str, int], str]
 WIDTH = 80
-UNCONFIRMED = "not confirmed by a run"  # of all times, until those of a card were compared with one
 
 
 def render_ranks(facts: RanksFacts, links: tuple[LinkFacts, ...], row: Row) -> Iterator[str]:

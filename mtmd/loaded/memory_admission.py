@@ -133,6 +133,7 @@ class Admission:
             - self._weights[space]
             - self.counted_caches.get(space, 0)
             - self._saved.get(space, 0)
+            - self.needed.workspaces.get(space, 0)
             for space, limit in self.limits.items()
         }
 
@@ -310,7 +311,8 @@ class Admission:
 
     def free_now(self) -> Bytes:
         """Return what is free, by memory space, less the weights that are yet to be read, and what
-        is kept beside at any time: of recorded runs that is free by torch's count.
+        is kept beside at any time: of recorded runs that is free by torch's count, of libraries'
+        workspaces it is not, from the first run on.
         """
         result = {}
         for backend in self.backends:

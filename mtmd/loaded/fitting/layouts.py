@@ -187,7 +187,8 @@ def over_layers(
         """Return what each device holds beside layers, the encoder at `location`."""
         with_tower = with_pictures(max(with_margin(prefill), with_margin(step) + pictures)) + tower
         with_tower += resizing if devices[location].side_streams else 0
-        return [with_tower if i == location else with_margin(prefill) for i in range(count)]
+        computed = [with_tower if i == location else with_margin(prefill) for i in range(count)]
+        return [size + device.queue_bytes for size, device in zip(computed, devices, strict=True)]
 
     def fullest(device_of: Sequence[int], location: int) -> float:
         """The part that is taken of the fullest device but the host."""

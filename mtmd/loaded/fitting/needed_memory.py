@@ -43,7 +43,7 @@ Bytes = Mapping[str, int]
 class Parts:
     """Bytes of one memory: weights of the decoder, those of the encoder, the cache of all
     sequences, and what is computed with, pictures that are resized, or kept encoded, and what
-    recorded runs keep, among it.
+    recorded runs and libraries keep, among it.
     """
 
     weights: int = 0
@@ -107,6 +107,21 @@ class NeededMemory:
         """Memory in which the encoder's device resizes pictures, beside whatever else it does."""
         size = self.encoder.preprocessing.device_bytes if self.encoder else 0
         return {self.encoder.backends[0].space: size} if self.encoder and size else {}
+
+    @cached_property
+    def workspaces(self) -> Bytes:
+        """What libraries keep for each queue in which matrices are multiplied: the decoder's, that
+        of the encoders, and those in which runs of each are recorded.
+        """
+        step, _ = self.plans(self.runner.context)
+        queues = [(device, step) for device in self.runner.devices]
+        if tower := self.encoder or self.audio:
+            tile = tower.family.resolution.tile_type()
+            queues.append((tower.backends[0], tower.plan(1, tile.shape)))
+        result = Counter[str]()
+        for device, plan in queues:
+            result[device.space] += device.queue_bytes * (1 + plan.is_where_runs_are_recorded)
+        return +result
 
     def cache(self, context: int | None = None, answers: int | None = None) -> Bytes:
         sequences = answers or self.runner.sequences
@@ -182,7 +197,8 @@ class NeededMemory:
             )
             if space == keeps:
                 compute = with_pictures(compute)
-            compute += self.resizing.get(space, 0) + recordings.get(space, 0)
+            compute += sum(part.get(space, 0) for part in (self.resizing, recordings))
+            compute += self.workspaces.get(space, 0)
             result[space] = Parts(
                 self.weights.get(space, 0), self.tower.get(space, 0), cache.get(space, 0), compute
             )

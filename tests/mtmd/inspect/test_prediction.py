@@ -107,8 +107,9 @@ def test_memory_is_what_the_plans_say(small: Prediction) -> None:
     picture = next(p for p in small.pictures if p.compute_bytes == encode)
     compute = max(prefill + prefill // 8, step + step // 8 + encode + encode // 8)
     reported = at.picture_bytes[small.pictures.index(picture)]
-    recorded = model.loaded.admission.needed.recordings()["cuda:89"]
-    assert reported == weights + at.cache_bytes + -(-compute * 8 // 7) + TAKEN_BYTES + recorded
+    needed = model.loaded.admission.needed
+    beside = TAKEN_BYTES + needed.recordings()["cuda:89"] + needed.workspaces["cuda:89"]
+    assert reported == weights + at.cache_bytes + -(-compute * 8 // 7) + beside
     assert runner.plan(BatchShape(1, pages=256)).compute_bytes["cuda:89"] == step
 
 
@@ -125,6 +126,28 @@ def test_what_pictures_are_resized_in_is_part_of_all_that_is_asked(small: Predic
         options, backends = LoadOptions(), [Target("cuda:89"), Cpu(), Reference()]
         loaded = Model(random_checkpoint(model, "BF16"), options, backends).loaded
         assert loaded.admission.needed.resizing == {}, model
+
+
+def test_workspaces_of_libraries_are_part_of_all_that_is_asked() -> None:
+    """Of each queue: the decoder's, the encoder's, and those in which runs are recorded."""
+    queue = Target("cuda:90").queue_bytes
+
+    def workspaces(model: str, *devices: Target, **chosen: Any) -> dict[str, int]:
+        backends = [*devices, Cpu(), Reference()]
+        loaded = Model(random_checkpoint(model, "BF16"), LoadOptions(**chosen), backends).loaded
+        return dict(loaded.admission.needed.workspaces)
+
+    assert workspaces("qwen3-8b", Target("cuda:90")) == {"cuda:90": 2 * queue}
+    assert workspaces("smolvlm-256m", Target("cuda:90")) == {"cuda:90": 4 * queue}
+    unrecorded = Target("cuda:90")
+    unrecorded.records = False
+    assert workspaces("smolvlm-256m", unrecorded) == {"cuda:90": 2 * queue}
+    assert (
+        Model(
+            random_checkpoint("qwen3-8b", "BF16"), LoadOptions(device="cpu")
+        ).loaded.admission.needed.workspaces
+        == {}
+    )
 
 
 def test_what_is_told_to_fit_is_let_in_by_a_loaded_model_and_less_is_not(small: Prediction) -> None:
@@ -228,7 +251,7 @@ def test_memory_of_the_card_is_read_as_sizes_are() -> None:
 
 # Names and kinds of `asdict`: what is renamed or removed here raises SCHEMA.
 FIELDS = {
-    "schema", "ran_on_a_gpu", "model", "device", "device_name", "dtype", "flash", "refused",
+    "schema", "ran_on_a_gpu", "times", "model", "device", "device_name", "dtype", "flash", "refused",
     "graphs", "checks", "dequantized", "speculation", "ranks", "layers", "fit", "programs", "untried", "lacks", "kv", "adapters",
     "weights", "vision_attention", "preprocessing", "machine",
     "fully_accelerated", "card", "sequences",
@@ -244,6 +267,7 @@ ESTIMATE = {
 def test_the_report_for_programs(mtmd: Any) -> None:
     result = json.loads(mtmd("warmup", "--target", "h100", "--no-compile", "--json").out)
     assert set(result) == FIELDS and result["schema"] == 1 and result["ran_on_a_gpu"] is False
+    assert result["times"] == "not confirmed by a run"
     assert set(result["card"]) == {
         "name", "title", "target", "multiprocessors", "memory_bytes", "gb_per_s", "tflops_16",
         "tflops_32", "source",
