@@ -26,8 +26,8 @@ def _layer_norm_shape(x: Type, w: Type, b: Type | None = None, *, eps: float) ->
 
 
 def _rms_norm_shape(x: Type, w: Type | None = None, *, eps: float) -> Type | None:
-    """Of columns of a wider value, as queries and keys of one product are, also: torch would load
-    its compiler to find it out.
+    """Return also the type for columns of a wider value, such as queries and keys of one product:
+    torch would load its compiler to find it out.
     """
     result = _norm_shape(x, w, eps=eps)
     descend = all(a >= b > 0 for a, b in pairwise((*x.strides, 1)))

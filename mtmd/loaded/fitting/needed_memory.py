@@ -110,8 +110,8 @@ class NeededMemory:
 
     @cached_property
     def workspaces(self) -> Bytes:
-        """What libraries keep for each queue in which matrices are multiplied: the decoder's, that
-        of the encoders, and those in which runs of each are recorded.
+        """Return what libraries keep for each queue in which matrices are multiplied: the
+        decoder's, that of the encoders, and those in which runs of each are recorded.
         """
         step, _ = self.plans(self.runner.context)
         queues = [(device, step) for device in self.runner.devices]
