@@ -523,7 +523,7 @@ class Encoder(TowerEncoder):
         rows, width = self.whole_graph(1, self.family.resolution.tile_type().shape).shape[1:]
         return InstructedReader(
             family,
-            self._adapted_weights,
+            self._adapted_weights(),
             self.backends,
             (rows, width),
             dtype=self.dtype,
