@@ -109,7 +109,7 @@ def test_nothing_fits_and_the_numbers_say_what_would(
 def test_processes_share_what_layers_do_not_fit_into() -> None:
     """The token table is one of the parts that each device of layers has whole."""
     backends = [Target("cuda:80", "gpu0"), Target("cuda:80", "gpu1"), Reference()]
-    chosen, room = LoadOptions(fit=True), {"gpu0": 29 * MIB, "gpu1": 29 * MIB}
+    chosen, room = LoadOptions(fit=True), {"gpu0": 50 * MIB, "gpu1": 50 * MIB}
     checkpoint = open_checkpoint(DEMO_MODEL)
     way, facts = choose(Ways(checkpoint, chosen, 2048, torch.bfloat16, backends, room))
     assert facts.chosen == way.name == "tensor parallelism of 2 ranks" and len(way.members) == 2
