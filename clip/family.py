@@ -46,6 +46,7 @@ FAMILIES = (
         "mtmd.clip.families.gemma4.unified", ("gemma4_unified",), ("gemma4uv",), ("gemma4_unified",)
     ),
     Entry("mtmd.clip.families.blip.blip2", ("blip-2",)),
+    Entry("mtmd.clip.families.blip.captions", ("blip",), ties=("blip",)),
     Entry("mtmd.clip.families.blip.instructblip", ("instructblip", "instructblipvideo")),
     Entry("mtmd.clip.families.moondream", ("moondream1",), ("mlp/wide",)),
     Entry("mtmd.clip.families.idefics2", ("idefics2",)),
@@ -219,6 +220,15 @@ class OwnTokens(Protocol):
     """The token that ends an answer, whatever the files say."""
     control: tuple[str, ...]
     """Tokens that its template writes, and users must not."""
+
+
+@runtime_checkable
+class BeginsText(Protocol):
+    """A family whose `image_token` is the one that begins the decoder's texts, bos_token_id of its
+    text_config.
+    """
+
+    image_token_begins: bool
 
 
 @runtime_checkable

@@ -127,6 +127,7 @@ FAMILIES = (
         ("deepseek2", "mistral4"),
     ),
     Entry("mtmd.llm.families.phi", ("phi",), ("phi2",), "gpt-2"),
+    Entry("mtmd.llm.families.blip", ("blip_text_model", "blip_text")),
     Entry(
         "mtmd.llm.families.opt",
         ("opt", "blip-2_text", "instructblip_text", "instructblipvideo_text"),

@@ -27,6 +27,7 @@ from mtmd.clip.audio_family import AudioFamily, audio_family, hears, with_model_
 from mtmd.clip.dual.family import is_dual
 from mtmd.clip.family import FAMILIES as VISION_FAMILIES
 from mtmd.clip.family import (
+    BeginsText,
     OwnTokens,
     VisionFamily,
     borrowed_tokenizer,
@@ -107,6 +108,9 @@ def open_folder(folder: Path, template: Path | None = None, *, answers: bool = T
     if vision:
         keys = ("image_token_index", "image_token_id")
         _check_media_token(folder, settings, keys, vision.image_token, tokenizer)
+        if isinstance(vision, BeginsText):
+            stated = settings.part("text_config")
+            _check_media_token(folder, stated, ("bos_token_id",), vision.image_token, tokenizer)
     if audio:
         keys = ("audio_token_index", "audio_token_id")
         _check_media_token(folder, settings, keys, audio.token, tokenizer)

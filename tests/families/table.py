@@ -9,6 +9,7 @@ from common import Row
 MODULES = (
     "gemma3",
     "paligemma",
+    "blip",
     "blip2",
     "instructblip",
     "moondream",
