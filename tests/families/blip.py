@@ -23,11 +23,15 @@ TEXT = {
 }
 # What is seen of the picture is the same for every token: it may not drown the rest.
 RANGES = {
-    "crossattention.output.dense.weight": (0, 0.05),
+    "crossattention.output.dense.weight": (0, 0.03),
+    "predictions.bias": (0, 0.02),
+    "predictions.decoder.bias": (0, 0.02),
     "LayerNorm.weight": (1, 0.2),
     "word_embeddings": (0, 0.1),
     "text_decoder.bert.embeddings.position_embeddings": (0, 1.0),
     "class_embedding": (0, 0.5),
+    "self.query": (0, 0.2),
+    "self.key": (0, 0.2),
 }
 
 
@@ -89,14 +93,15 @@ def blip(
     processor = build_processor(BlipProcessor, folder, images)
     processor.tokenizer = load_tokenizer(folder)
     (folder / "chat_template.jinja").unlink()
-    return Captions(folder, model, processor, begin, rows_of_token=10)
+    rows = (tower["image_size"] // tower["patch_size"]) ** 2 + 1
+    return Captions(folder, model, processor, begin, rows_of_token=rows)
 
 
 ROW = Row(
     "BLIP",
     {
-        "3 heads": blip,
-        "4 heads, a narrower tower, untied": lambda f: blip(
+        "3 heads": lambda f: blip(f, seed=2),
+        "4 heads, a narrower tower": lambda f: blip(
             f,
             seed=1,
             vision={"hidden_size": 72, "num_attention_heads": 3, "image_size": 28},

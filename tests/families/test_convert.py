@@ -23,6 +23,7 @@ Build = Callable[[str, str], Oracle]
 GOLDEN = Path(__file__).parents[3] / "shared" / "golden"
 WITHOUT = {
     "aya_vision",
+    "blip",
     "blip2",
     "instructblip",
     "moondream",
@@ -55,6 +56,7 @@ REFUSED = {  # variants of which llama.cpp takes something else for granted
     "0.4 of heads of 20, 4 on 2, normed, as published": "has no norms of queries and keys",
     "granite_docling": "no scaled pictures with features for layers",
     "32b, as published": "no norms after blocks",
+    "blip": "no layers that attend to pictures",
     "opt": "no learned positions",
     "opt, cross attention in every second layer": "no learned positions",
     "opt, 4 heads, cross attention in each third": "no learned positions",

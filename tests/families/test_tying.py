@@ -27,10 +27,12 @@ Tensors = dict[str, torch.Tensor]
 TOKENS = (5, 9, 3, 7, 11, 2)
 HEAD = "lm_head.weight"
 NOT_FROM_THE_HEAD = ("llama4", "instructblip")
-# The tables of one are of different lengths, of one outputs have another name (`test_bart.py`); of
-# the others transformers has no class.
+# The tables of one are of different lengths, of two outputs have another name (`test_bart.py`,
+# `test_blip.py`); of the others transformers has no class.
 TIED = [
-    row for row in ROWS if row not in ("mllama", "trocr", "minicpmv", "moondream", "phi4_siglip")
+    row
+    for row in ROWS
+    if row not in ("mllama", "trocr", "blip", "minicpmv", "moondream", "phi4_siglip")
 ]
 pytestmark = [pytest.mark.filterwarnings("ignore:.*"), pytest.mark.parametrize("row", TIED)]
 

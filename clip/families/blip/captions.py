@@ -89,9 +89,9 @@ def read(top: Settings, image: Settings) -> BlipVision:
         patch=16,
         eps=1e-5,
     )
-    size = image.get("size", 384)
+    usual = {"size": {"height": 384, "width": 384}}
     square = read_fixed_square(
-        Settings({**image.values, "size": size}, image.where),
+        Settings(usual | {**image.values}, image.where),
         tower.image_size,
         1,
         read_normalize(image),
