@@ -109,8 +109,8 @@ def open_folder(folder: Path, template: Path | None = None, *, answers: bool = T
         keys = ("image_token_index", "image_token_id")
         _check_media_token(folder, settings, keys, vision.image_token, tokenizer)
         if isinstance(vision, BeginsText):
-            stated = settings.part("text_config")
-            _check_media_token(folder, stated, ("bos_token_id",), vision.image_token, tokenizer)
+            part = settings.part("text_config")
+            _check_media_token(folder, part, ("bos_token_id",), vision.image_token, tokenizer)
     if audio:
         keys = ("audio_token_index", "audio_token_id")
         _check_media_token(folder, settings, keys, audio.token, tokenizer)
