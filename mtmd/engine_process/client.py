@@ -188,6 +188,11 @@ class EngineClient:
         return source
 
     @property
+    def special_tokens(self) -> dict[str, str]:
+        spellings: dict[str, str] = self._facts["special_tokens"]
+        return spellings
+
+    @property
     def checkpoint_facts(self) -> CheckpointFacts:
         facts: CheckpointFacts = self._facts["checkpoint"]
         return facts

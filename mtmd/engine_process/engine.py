@@ -306,7 +306,7 @@ class EngineProcess:
             service.plan_ahead()
         self.service.on_fault(lambda fault: self._outbox.put(Failed(_public(fault))))
         self._ending.enter_context(shared_promptly())
-        names = ["capacity", "thinks"] if writes else ["width", "gives", "ranks"]
+        names = ["capacity", "thinks", "special_tokens"] if writes else ["width", "gives", "ranks"]
         names += ["name", "context", "sees", "instructions", "chat_template"]
         return {name: getattr(self.service, name) for name in names} | {
             "checkpoint": self.service.checkpoint_facts,

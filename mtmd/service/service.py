@@ -359,6 +359,11 @@ class Service:
         """Source of the chat template."""
         return self._loaded.checkpoint.template.source
 
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Spellings of special tokens by the checkpoint's names: `eos_token` and so on."""
+        return dict(self._loaded.checkpoint.tokenizer.special_text)
+
     def rendered(self, messages: abc.Sequence[Message], **chosen: Any) -> str:
         """Return the prompt that a conversation becomes, pictures as the chat template writes them;
         `chosen` are fields of `AnswerOptions` that matter. Raises what `submit` does.

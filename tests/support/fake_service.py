@@ -215,6 +215,7 @@ class FakeService:
         return bytes(tokens).decode()
 
     chat_template = "{{ messages }}"
+    special_tokens: ClassVar = {"eos_token": "</s>"}
     thinks = False
 
     def rendered(self, messages):

@@ -47,14 +47,31 @@ from mtmd.web.served_model import ServedModel
 
 class Tokenize(Loose):
     """`add_special`: with what the tokenizer puts around a prompt; `parse_special`: spellings of
-    special tokens become those tokens.
+    special tokens become those tokens. vLLM's clients send a `prompt`, around which their server
+    puts special tokens unless `add_special_tokens` is false.
     """
 
-    content: str
+    content: str | None = None
+    prompt: str | None = None
     model: ModelName | None = None
     add_special: bool = False
+    add_special_tokens: bool = True
     parse_special: bool = True
     with_pieces: bool = False
+
+    def text(self) -> tuple[str, str]:
+        """Return the name of the field that has the text, and the text. Raises ApiError."""
+        given = [
+            (n, t) for n, t in (("content", self.content), ("prompt", self.prompt)) if t is not None
+        ]
+        if len(given) != 1:
+            raise ApiError(
+                400,
+                f"content: found {'it and prompt' if given else 'neither it nor prompt'}, expected "
+                "one of them, a text",
+                param="content",
+            )
+        return given[0]
 
 
 class Detokenize(Loose):
@@ -179,10 +196,12 @@ def blueprint(answering: Answering) -> Blueprint:
     def tokenize() -> dict[str, Any]:
         body = json_body(Tokenize)
         model = chosen(body)
-        check_length(model, "content", len(body.content))
-        tokens = model.service.tokens_of(
-            body.content, special=body.parse_special, around=body.add_special
-        )
+        field, text = body.text()
+        check_length(model, field, len(text))
+        around = body.add_special if field == "content" else body.add_special_tokens
+        tokens = model.service.tokens_of(text, special=body.parse_special, around=around)
+        if field == "prompt":
+            return {"tokens": tokens, "count": len(tokens), "max_model_len": model.context}
         if not body.with_pieces:
             return {"tokens": tokens}
         spell = model.service.spelling_of
@@ -192,7 +211,24 @@ def blueprint(answering: Answering) -> Blueprint:
     @takes(Body.JSON, Work.ANSWER)
     def detokenize() -> dict[str, str]:
         body = json_body(Detokenize)
-        return {"content": chosen(body).service.spelling_of(body.tokens)}
+        """The text as llama.cpp's server names it, and as vLLM's does."""
+        text = chosen(body).service.spelling_of(body.tokens)
+        return {"content": text, "prompt": text}
+
+    @routes.get("/tokenizer_info")
+    @takes(Body.NOTHING)
+    def tokenizer_info() -> dict[str, Any]:
+        """vLLM's: special tokens and the chat template."""
+        model = answering.models.choose(request.args.get("model"))
+        service = model.service
+        return {
+            "tokenizer_class": "mtmd",
+            "bos_token": None,
+            "eos_token": None,
+            **service.special_tokens,
+            "chat_template": service.chat_template,
+            "max_model_len": model.context,
+        }
 
     @routes.post("/apply-template")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)

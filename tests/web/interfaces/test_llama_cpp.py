@@ -20,14 +20,29 @@ def test_text_and_tokens(client):
     assert tokens(content="ab", add_special=True, parse_special=False) == [1, 3, 97, 98]
     assert tokens(content="b", with_pieces=True)[1] == {"id": 98, "piece": "b"}
     result = client.post("/detokenize", json={"tokens": [97, 98]}).get_json()
-    assert result == {"content": "ab"}
+    assert result == {"content": "ab", "prompt": "ab"}
     for path, body in (
         ("/tokenize", {"content": "x" * (CONTEXT * 64 + 1)}),
         ("/tokenize", {"content": 3}),
+        ("/tokenize", {"prompt": "x" * (CONTEXT * 64 + 1)}),
+        ("/tokenize", {"content": "a", "prompt": "a"}),
+        ("/tokenize", {}),
         ("/detokenize", {"tokens": [-1]}),
         ("/detokenize", {"tokens": ["a"] * 100}),
     ):
         assert client.post(path, json=body).status_code == 400
+
+
+def test_what_lm_evaluation_harness_asks_about_a_tokenizer(client):
+    """As lm_eval 0.4.13 does with `tokenizer_backend=remote`."""
+    info = client.get("/tokenizer_info").get_json()
+    assert (info["eos_token"], info["bos_token"]) == ("</s>", None)
+    assert info["chat_template"] == "{{ messages }}" and info["max_model_len"] == CONTEXT
+    body = {"prompt": "ab", "add_special_tokens": False}
+    result = client.post("/tokenize", json=body).get_json()
+    assert result == {"tokens": [2, 97, 98], "count": 3, "max_model_len": CONTEXT}
+    whole = client.post("/tokenize", json={"prompt": "ab"}).get_json()
+    assert whole["tokens"] == [1, 2, 97, 98]
 
 
 def test_the_prompt_as_the_template_writes_it(client):
