@@ -1,5 +1,6 @@
-"""A tokenizer from a sentencepiece model file (`spiece.model`), for repositories that have no
-other. Models of the kind "unigram" are read.
+"""A tokenizer from a sentencepiece model file (`spiece.model`, or `sentencepiece.bpe.model` as
+fairseq's models have it), for repositories that have no other. Models of the kind "unigram" are
+read.
 
 The file is a protocol buffer: src/sentencepiece_model.proto of github.com/google/sentencepiece. Its
 pieces become the `tokenizers` library's Unigram. Its table of characters is followed here, as
@@ -16,13 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from mtmd.base.errors import ModelError
 from mtmd.base.text import one_line
 from mtmd.llm.tokenizer.file_limits import check_steps
 
 BLANK = "▁"
+FAIRSEQ_CLASSES = ("XLMRobertaTokenizer", "XLMRobertaTokenizerFast")
 PIECES_MAX = 1 << 19
 PIECE_CHARS_MAX = 2048
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -115,8 +117,18 @@ def _offset(unit: int) -> int:
     return (unit >> 10) << ((unit & 0x200) >> 6)
 
 
-def build(data: bytes, where: str) -> tokenizers.Tokenizer:
-    """`data`: of the file `where`. Nothing is put around a text, and no blank before it.
+def check_class(kind: Any, where: str, file: str) -> None:
+    """Raises ModelError for a tokenizer's class that gives special tokens other ids."""
+    if kind not in FAIRSEQ_CLASSES:
+        raise ModelError(
+            f"{where} has a {file} and no tokenizer.json, and tokenizer_class is {kind!r:.60}, "
+            f"expected one of {', '.join(FAIRSEQ_CLASSES)}; give the folder a tokenizer.json"
+        )
+
+
+def build(data: bytes, where: str, fairseq: bool = False) -> tokenizers.Tokenizer:
+    """`data`: of the file `where`. Nothing is put around a text, and no blank before it; with
+    `fairseq` a blank is, and special tokens have the ids that XLM-RoBERTa gives them.
 
     Raises ModelError for what is no such file, or a kind of model that is not read.
     """
@@ -132,6 +144,7 @@ def build(data: bytes, where: str) -> tokenizers.Tokenizer:
             f"{where} is no sentencepiece model; fetch it again, or a tokenizer.json"
         ) from error
     _check(pieces, kind, where)
+    pieces = _as_fairseq(pieces) if fairseq else pieces
     encoded = base64.b64encode(charsmap).decode()
     check_steps({"type": "Precompiled", "precompiled_charsmap": encoded}, "normalizers", where)
     kinds = [piece.kind for piece in pieces]
@@ -144,6 +157,8 @@ def build(data: bytes, where: str) -> tokenizers.Tokenizer:
             )
         )
         inner.normalizer = normalizers.Normalizer.custom(table)
+        if fairseq:
+            inner.pre_tokenizer = pre_tokenizers.Metaspace(BLANK, "always", split=False)
         inner.decoder = decoders.Metaspace(BLANK, "always")
         inner.add_tokens([_added(p) for p in pieces if p.kind in (CONTROL, UNKNOWN, USER_DEFINED)])
     except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -153,6 +168,14 @@ def build(data: bytes, where: str) -> tokenizers.Tokenizer:
             f"{where}: its pieces make no tokenizer: {one_line(error, 200)}; fetch it again"
         ) from error
     return inner
+
+
+def _as_fairseq(pieces: list[Piece]) -> list[Piece]:
+    """The pieces of text behind four special tokens, and a mask behind all."""
+    unknown = next(piece for piece in pieces if piece.kind == UNKNOWN)
+    special = [Piece(text, 0.0, CONTROL) for text in ("<s>", "<pad>", "</s>", "<mask>")]
+    texts = [piece for piece in pieces if piece.kind not in (CONTROL, UNKNOWN)]
+    return [*special[:3], unknown, *texts, special[3]]
 
 
 def _check(pieces: list[Piece], kind: Any, where: str) -> None:

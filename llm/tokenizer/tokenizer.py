@@ -22,7 +22,7 @@ from mtmd.llm.tokenizer.text_stream import TextStream, token_bytes
 
 TOKENIZER_BYTES_MAX = 256 << 20  # Gemma 3's file, among the largest, has 33 MB
 CONFIG_BYTES_MAX = 16 << 20
-PIECES = "spiece.model"
+PIECES, FAIRSEQ_PIECES = "spiece.model", "sentencepiece.bpe.model"
 PIECE_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>"}  # where no other file names them
 PIECES_BYTES_MAX = 32 << 20  # T5's have 0.8 MB, 250,000 of them 5 MB
 
@@ -302,7 +302,9 @@ class Tokenizer:
 
 
 def _inner(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Read tokenizer.json, or, where there is none, the two files that it was made of, or ranks."""
+    """Read tokenizer.json, or, where there is none, the two files that it was made of, ranks, or
+    pieces.
+    """
     path = folder / "tokenizer.json"
     pair = [folder / name for name in (vocabulary_files.VOCABULARY, vocabulary_files.MERGES)]
     if not path.exists() and all(one.exists() for one in pair):
@@ -313,6 +315,11 @@ def _inner(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     if not path.exists() and ranks.exists():
         data = _read_file(ranks, vocabulary_files.BYTES_MAX)
         return vocabulary_files.build_ranked(data, config, str(folder))
+    pieces = folder / FAIRSEQ_PIECES
+    if not path.exists() and pieces.exists():
+        sentencepiece_file.check_class(config.get("tokenizer_class"), str(folder), FAIRSEQ_PIECES)
+        data = _read_file(pieces, PIECES_BYTES_MAX)
+        return sentencepiece_file.build(data, str(pieces), fairseq=True)
     data = _read_file(path, TOKENIZER_BYTES_MAX)
     check_file(data, str(path))
     try:

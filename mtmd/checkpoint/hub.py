@@ -29,7 +29,8 @@ from mtmd.kernels.checkpoint.magic import (
 TIMEOUT_S = 10.0
 # What is read, and nothing else: no pickles, no copies in other formats. `consolidated*` repeats
 # the weights in Mistral's naming.
-TOKENIZER_FILES = ("spiece.model", "merges.txt", "tiktoken.model")  # those that are not JSON
+# Those that are not JSON
+TOKENIZER_FILES = ("spiece.model", "sentencepiece.bpe.model", "merges.txt", "tiktoken.model")
 ALLOWED = ["*.safetensors", "*.json", "*.jinja", *TOKENIZER_FILES]
 TOKENIZER_ALLOWED = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
 CONFIG_BYTES = 1 << 20  # of config.json in which it is looked for

@@ -23,7 +23,7 @@ from mtmd.checkpoint.hub import (
     resolve_model,
 )
 from mtmd.llm.tokenizer import vocabulary_files
-from mtmd.llm.tokenizer.tokenizer import PIECES
+from mtmd.llm.tokenizer.tokenizer import FAIRSEQ_PIECES, PIECES
 
 
 @pytest.fixture
@@ -159,7 +159,8 @@ def test_only_what_is_read_is_fetched(
 
 
 def test_every_file_that_a_tokenizer_is_read_from_is_fetched() -> None:
-    names = {PIECES, vocabulary_files.VOCABULARY, vocabulary_files.MERGES, vocabulary_files.RANKS}
+    pair = {vocabulary_files.VOCABULARY, vocabulary_files.MERGES}
+    names = {PIECES, FAIRSEQ_PIECES, *pair, vocabulary_files.RANKS}
     assert {name for name in names if not name.endswith(".json")} == {*hub.TOKENIZER_FILES}
 
 
