@@ -10,9 +10,9 @@ process. A kernel whose result is wrong is not timed.
 
 Times are medians of runs replayed from a CUDA graph, with the L2 cache flushed before each
 (triton.testing.do_bench), or, of models, by the host's clock. Results go to the terminal and, with
---out, to a folder as they come, `lines.jsonl` and `report.md`: what was measured is there whenever
-the script is killed. --budget ends parts, and leaves out those for which nothing is left. The
-package need not be installed.
+--out, to a folder as they come, `lines.jsonl`, and of all so far `report.md` and `report.json`:
+what was measured is there whenever the script is killed. --budget ends parts, and leaves out those
+for which nothing is left. The package need not be installed.
 
 --dry-run, on any machine: every part makes its rows with small problems on the CPU and in Triton's
 interpreter, times nothing, and says what it would run and for how long.
@@ -151,7 +151,7 @@ def run_all(
 ) -> int:
     """Every part; results are kept line by line, and a report of all so far."""
     from gpu_kernels.processes import merged
-    from gpu_kernels.report import dry_report, outcome, report, summary
+    from gpu_kernels.report import dry_report, facts, outcome, report, summary
 
     begun, written, folder = time.monotonic(), 0.0, None
     if options.out is not None:
@@ -168,8 +168,10 @@ def run_all(
                 saved.write(json.dumps(line) + "\n")
         if folder and (line is None or time.monotonic() - written > WRITTEN_S):
             text = dry_report(what, given, lines) if options.dry_run else report(title, what, lines)
-            (folder / "report.md.part").write_text(text)
-            (folder / "report.md.part").replace(folder / "report.md")  # whole at every moment
+            pages = {"report.md": text, "report.json": json.dumps(facts(title, what, lines))}
+            for name, page in pages.items():
+                (folder / f"{name}.part").write_text(page)
+                (folder / f"{name}.part").replace(folder / name)  # whole at every moment
             written = time.monotonic()
 
     try:

@@ -5,6 +5,7 @@ run, what would be run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from gpu_kernels.parts import Part
 from gpu_kernels.rows import Line
@@ -14,6 +15,19 @@ def report(title: str, what: str, lines: Sequence[Line]) -> str:
     """Of all lines so far."""
     parts = [f"# GPU: {title}", "", what, summary(lines)]
     return "\n".join([*parts, *_counts(lines), *_tables(lines)]) + "\n"
+
+
+def facts(title: str, what: str, lines: Sequence[Line]) -> dict[str, Any]:
+    """The same for programs: aims, rows of each table, and what went wrong or was left out."""
+    tables: dict[str, list[Line]] = {}
+    for line in lines:
+        if line.get("cells"):
+            tables.setdefault(line["table"], []).append(line["cells"])
+    wrong = {
+        word: [x for x in lines if word in x] for word in ("failure", "skipped", "no_time_for")
+    }
+    aims = [aim for line in lines for aim in line.get("aims", ())]
+    return {"title": title, "what": what, "aims": aims, "tables": tables, **wrong}
 
 
 def summary(lines: Sequence[Line]) -> str:
@@ -109,11 +123,7 @@ def _counts(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _tables(lines: Sequence[Line]) -> Iterator[str]:
-    tables: dict[str, list[Line]] = {}
-    for line in lines:
-        if line.get("cells"):
-            tables.setdefault(line["table"], []).append(line["cells"])
-    for title, rows in tables.items():
+    for title, rows in facts("", "", lines)["tables"].items():
         heads = list(dict.fromkeys(head for row in rows for head in row))
         yield f"\n## {title}\n"
         yield from _table(heads)

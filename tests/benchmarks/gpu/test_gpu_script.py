@@ -179,6 +179,9 @@ def test_results_are_kept_and_summed_up(here, script, tmp_path, capsys):
         "`python benchmarks/gpu.py --only demo encode`",
     ):
         assert requested in text, text
+    page = json.loads((tmp_path / "report.json").read_text())
+    assert page["aims"] == aims and [row["what"] for row in page["tables"]["T"]] == ["a|b", "c"]
+    assert [line["row"] for line in (*page["failure"], *page["skipped"])] == ["b", "c"]
     printed = capsys.readouterr().out
     assert "FAILED demo, b: error 1 | 2" in printed and "MISSED: no cliff: 1.3" in printed
     given["demo"].pop(2)
