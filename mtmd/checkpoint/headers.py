@@ -1,10 +1,12 @@
 """A model on the Hugging Face hub as far as its headers tell: configuration and tokenizer, and of
 each weight file what stands before the data. The rest of it is a hole, a part of the file that has
-a length and takes no room, so that it is opened as any other and must not be read.
+a length and takes no room, so that it is opened as any other and must not be read; the short texts
+in which bitsandbytes describes each weight are there, too.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -23,9 +25,11 @@ from mtmd.checkpoint.hub import (
     parse_name,
     progress_bars,
 )
+from mtmd.kernels.checkpoint.quantized.bitsandbytes import STATE, STATE_BYTES_MAX
 
 FIRST_BYTES = 4 << 20  # of a GGUF, whose header's length is not told; most have more
 MAX_BYTES = 128 << 20  # of one header
+TEXTS_MAX = 1 << 14  # of one file, a request each
 PIECE_BYTES = 1 << 16  # of a response, read at once
 PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # before a part that broke off is asked for again
 LENGTH = 8  # bytes that say how long the header of a safetensors file is
@@ -158,7 +162,25 @@ def _write_safetensors(path: Path, size: int, read: Callable[[int, int], bytes])
         return
     head = read(0, LENGTH)
     stop = min(LENGTH + int.from_bytes(head, "little"), size, MAX_BYTES)
-    _with_hole(path, head + (read(LENGTH, stop) if stop > LENGTH else b""), size)
+    header = read(LENGTH, stop) if stop > LENGTH else b""
+    _with_hole(path, head + header, size)
+    with path.open("r+b") as file:
+        for start, end in _texts(header, size - stop):
+            file.seek(stop + start)
+            file.write(read(stop + start, stop + end))
+
+
+def _texts(header: bytes, size: int) -> list[tuple[int, int]]:
+    """Return where bitsandbytes' descriptions of weights lie among `size` bytes of data. A header
+    that is damaged has none: whoever opens it says what is wrong.
+    """
+    try:
+        entries = json.loads(header)
+        places = [tuple(entry["data_offsets"]) for name, entry in entries.items() if STATE in name]
+        within = [(a, b) for a, b in places if 0 <= a < b <= min(size, a + STATE_BYTES_MAX)]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return []
+    return within[:TEXTS_MAX]
 
 
 def _write_gguf(path: Path, size: int, read: Callable[[int, int], bytes]) -> None:

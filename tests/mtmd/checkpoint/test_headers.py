@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 import gguf
 import numpy as np
 import pytest
+from damaged_files import sound_model
 from fake_hub import REPOS, address, running_hub
 
 from mtmd.base.errors import ModelError
@@ -54,6 +55,36 @@ def test_fit_of_a_name_on_the_hub_fetches_headers_alone(
     result = fitting.fit("org/demo", host_memory="1GiB")
     here = fitting.fit("demo", host_memory="1GiB")
     assert result.model == "org/demo" and result.layouts == here.layouts
+
+
+def test_fit_of_a_name_on_the_hub_with_weights_of_bitsandbytes(
+    hub: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config, weights = sound_model("nf4")
+    whole = REPOS["org/demo"] | {"config.json": config, "model.safetensors": weights}
+    monkeypatch.setitem(REPOS, "org/nf4", whole)
+    for name, data in whole.items():
+        (tmp_path / name).write_bytes(data)
+    monkeypatch.setattr(fitting, "fetch_headers", partial(fetch_headers, endpoint=address(hub)))
+    result = fitting.fit("org/nf4", host_memory="1GiB")
+    assert result.layouts == fitting.fit(str(tmp_path), host_memory="1GiB").layouts
+    assert sum(size for _, size in hub.ranges) < len(weights) / 50  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{",
+        b"[1]",
+        b'{"x.quant_state.bitsandbytes__nf4": 1}',
+        b'{"x.quant_state.bitsandbytes__nf4": {"data_offsets": [1]}}',
+        b'{"x.quant_state.bitsandbytes__nf4": {"data_offsets": ["a", 2]}}',
+        b'{"x.quant_state.bitsandbytes__nf4": {"data_offsets": [0, 4096]}}',
+        b'{"x.quant_state.bitsandbytes__nf4": {"data_offsets": [-5, 9]}}',
+    ],
+)
+def test_headers_that_lead_nowhere(header: bytes) -> None:
+    assert module._texts(header, 100) == []
 
 
 def written(path: Path, tensors: int) -> None:
