@@ -176,8 +176,8 @@ def _texts(header: bytes, size: int) -> list[tuple[int, int]]:
     """
     try:
         entries = json.loads(header)
-        places = [tuple(entry["data_offsets"]) for name, entry in entries.items() if STATE in name]
-        within = [(a, b) for a, b in places if 0 <= a < b <= min(size, a + STATE_BYTES_MAX)]
+        spans = [tuple(entry["data_offsets"]) for name, entry in entries.items() if STATE in name]
+        within = [(a, b) for a, b in spans if 0 <= a < b <= min(size, a + STATE_BYTES_MAX)]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return []
     return within[:TEXTS_MAX]
