@@ -112,7 +112,7 @@ def gemma4_unified(folder: Path) -> AudioOracle:
         audio_token_id=token["audio_token"],
         video_token_id=tokens.token_to_id("<|video|>"),
     )
-    model = randomize(Gemma4UnifiedForConditionalGeneration(config), 3, **RANGES)
+    model = randomize(Gemma4UnifiedForConditionalGeneration(config), 4, **RANGES)
     model = save(folder, model, tokens, TEMPLATE, NAMES, eos=["<eos>", "<turn|>"])
     images = {"patch_size": 4, "pooling_kernel_size": 3, "max_soft_tokens": 70}
     settings = {"audio_samples_per_token": 50, "feature_size": 50, "sampling_rate": 1000}

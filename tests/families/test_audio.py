@@ -4,7 +4,6 @@ embeddings, logits, greedy tokens.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -39,7 +38,7 @@ CASES = TRANSFORMERS | {
 }
 # Encoders that llama.cpp has no projector for, or one that computes something else.
 WITHOUT = ("glm_asr", "ultravox, before 0.5")
-TOKENS = int(os.environ.get("GREEDY_TOKENS", 12))  # 48 say more, and take longer
+TOKENS = 48
 SECONDS = {"one sample": 0, "odd": 0.357, "longer": None, "several": None, "silence": 0.3}
 
 

@@ -6,16 +6,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
+import audio_cases
 import numpy as np
 import pytest
 import torch
 from checkpoints import nmse
 from common import Oracle, picture
+from lfm2_audio import lfm2_audio
 from random_graphs import device
 from ranks import ThreadGroup, run_ranks
+from sounds import tones
 from table import CASES, ROWS
+from ultravox import ultravox
 
 from mtmd.bench.shapes import random_checkpoint
 from mtmd.checkpoint.checkpoint import Checkpoint
@@ -29,6 +34,7 @@ from mtmd.llm.engine.spans import Span
 from mtmd.loaded.ranks_report import rank_plans
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
+from mtmd.prompt.audio_input import AudioInput
 
 Build = Callable[[str, str], Oracle]
 TOKENS = 12  # 48 of each by `python tools/rank_table.py`
@@ -79,11 +85,19 @@ def opened(oracle: Oracle) -> Checkpoint:
 
 
 class Subject:
-    def __init__(self, checkpoint: Checkpoint, vision: bool, words: str = "Describe a red circle"):
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        vision: bool,
+        words: str = "Describe a red circle",
+        audio: bool = False,
+    ):
         self.model = Model(checkpoint, LoadOptions(device="cpu", dtype="fp32"))
         parts: list[dict[str, Any]] = [{"type": "text", "text": words}]
         if vision:
             parts.append({"type": "image", "image": PICTURE})
+        if audio:
+            parts.append({"type": "audio", "audio": AudioInput(tones(0.7), 16_000)})
         self.spans = self.model.spans([{"role": "user", "content": parts}])
         self.image_tokens = self.model.runner.image_tokens
 
@@ -158,6 +172,23 @@ def test_every_family_answers_as_one_process_does(build: Build, row: str, varian
     subject.check(size, flash_attn=flash)
     if ROWS[row].vision:
         subject.check_tower(size, flash)
+
+
+HEARD = {
+    "audio_flamingo3": audio_cases.audio_flamingo3,
+    "glm_asr": audio_cases.glm_asr,
+    "granite_speech": audio_cases.granite_speech,
+    "lfm2_audio": lfm2_audio,
+    "ultravox": ultravox,
+    "voxtral": audio_cases.voxtral,
+}
+
+
+@pytest.mark.parametrize(("name", "size"), [*zip(HEARD, cycle((2, 3)), strict=False)])
+def test_audio_is_answered_as_by_one_process(name: str, size: int, tmp_path: Path) -> None:
+    """The first rank encodes it."""
+    subject = Subject(open_checkpoint(HEARD[name](tmp_path).folder), vision=False, audio=True)
+    subject.check(size)
 
 
 def first_of(row: str) -> tuple[str, str]:

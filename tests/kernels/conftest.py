@@ -5,7 +5,6 @@ allocator hands out, and exact bf16 in Triton's interpreter.
 from __future__ import annotations
 
 import functools
-import gc
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -13,10 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from allocator_peak import allocator_peak
 from quick_interpreter import quicken
-from torch.profiler import ProfilerActivity, profile
-
-from mtmd.kernels.resources import result_memory
 
 
 def is_interpreted(config: pytest.Config) -> bool:
@@ -58,35 +55,8 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def peak_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], int]:
-    """A function that calls its argument and answers with the most bytes the CPU allocator had out
-    for it at once. Runs have no memory of their own meanwhile, which it would not see.
-    """
-    monkeypatch.setattr(result_memory, "LARGE", 1 << 60)
-
-    def measure(run: Callable[[], Any]) -> int:
-        run()  # what is made once, and kept, is not counted
-        gc.collect()  # nor is what was taken before, where it is freed in the midst of the run
-        gc.disable()
-        try:
-            with (
-                torch.inference_mode(),
-                profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen,
-            ):
-                run()
-        finally:
-            gc.enable()
-        events = sorted(
-            (e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"),
-            key=lambda e: e.start_ns(),
-        )
-        live = peak = 0
-        for event in events:
-            live += event.nbytes()
-            peak = max(peak, live)
-        return peak
-
-    return measure
+def peak_bytes() -> Callable[[Callable[[], Any]], int]:
+    return allocator_peak
 
 
 @pytest.fixture
