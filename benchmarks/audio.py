@@ -161,7 +161,7 @@ def encoders(
                     result[name].append(round(time.process_time() - start, 2))
         print(json.dumps(result), file=sys.stderr)  # the other program takes long
         if llama is not None and decoder is not None:
-            *_, last = convert_to_gguf(checkpoint, Path(made) / "large.gguf", "BF16")
+            *_, last = convert_to_gguf(checkpoint, Path(made) / "large.gguf", "F16")
             result["llama.cpp"] = _by_llama(llama, decoder, last.path, Path(made))
     return result
 
@@ -175,6 +175,7 @@ def _by_llama(llama: Path, decoder: Path, projector: Path, folder: Path) -> list
         command = [
             *(str(llama / "llama-mtmd-cli"), "-m", str(decoder), "--mmproj", str(projector)),
             *("--audio", str(path), "-p", "x", "-n", "1", "-t", "1", "-ngl", "0"),
+            *("--no-warmup", "--jinja"),
         ]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, check=True, capture_output=True)

@@ -130,13 +130,15 @@ class Transcription:
 @dataclass(frozen=True)
 class AudioPiece:
     """A piece of audio to be asked about, from `start` to `end` seconds, with `options` that the
-    answer needs; `heading` ends what the model says before the text, if it does.
+    answer needs; `heading` ends what the model says before the text, if it does, and `sentences`
+    begin one in which it quotes the text.
     """
 
     start: float
     end: float
     messages: list[Message]
     heading: str = ""
+    sentences: tuple[str, ...] = ()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -147,7 +149,16 @@ class AudioPiece:
         """Return what was written down of it."""
         if self.heading and self.heading in text:
             _, _, text = text.partition(self.heading)
-        return Segment(self.start, self.end, " ".join(text.split()), receipt)
+        text = " ".join(text.split())
+        return Segment(self.start, self.end, self._unquoted(text), receipt)
+
+    def _unquoted(self, text: str) -> str:
+        """The text that a sentence quotes, if it does."""
+        begun = next((one for one in self.sentences if text.startswith(one)), "")
+        quoted = text[len(begun) :].strip().removesuffix(".")
+        if self.sentences and len(quoted) > 1 and quoted[0] == quoted[-1] and quoted[0] in "'\"":
+            return quoted[1:-1].strip()
+        return quoted if begun else text
 
 
 def audio_pieces(
@@ -166,7 +177,9 @@ def audio_pieces(
         messages: list[Message] = [*system, {"role": "user", "content": content}]
         if begun:
             messages.append({"role": "assistant", "content": begun})
-        made.append(AudioPiece(start / rate, stop / rate, messages, heading))
+        made.append(
+            AudioPiece(start / rate, stop / rate, messages, heading, instructions.sentences)
+        )
     return made
 
 

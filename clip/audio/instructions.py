@@ -21,6 +21,7 @@ class Instructions:
         begun: what the answer begins with where a language is named, the heading with it.
         hint_is_system: words that may occur are the system message, and nothing else is said of
             them; otherwise they are a part of the prompt.
+        sentences: beginnings of a sentence in which the model quotes the text.
         system: the system message of a transcript; none where it is empty.
     """
 
@@ -32,6 +33,7 @@ class Instructions:
     heading: str = ""
     begun: str = ""
     hint_is_system: bool = False
+    sentences: tuple[str, ...] = ()
     system: str = ""
 
 

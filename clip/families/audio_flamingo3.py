@@ -34,6 +34,11 @@ INSTRUCTIONS = Instructions(
     transcribe_in="Transcribe the input speech, which is in {language}.",
     translate="Translate the input speech into {language}.",
     seconds=30.0,
+    sentences=(
+        "The spoken content of the audio is",
+        "The transcription of the audio is",
+        "The content of the input audio is",
+    ),
 )
 WINDOWS = 20  # of 30 s, that are heard at most
 CONVOLUTIONS = ("a.conv1d.1.weight", "a.conv1d.2.weight")

@@ -12,6 +12,7 @@ import pytest
 from mtmd.base.errors import OptionError
 from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.audio.pieces import pieces
+from mtmd.clip.families import audio_flamingo3
 from mtmd.transcription import (
     Segment,
     Transcription,
@@ -74,6 +75,24 @@ def test_what_is_said_before_the_text(
     assert begun == (["language German: "] if request_.language else [])
     assert piece.options == ({"continue_final_message": True} if begun else {})
     assert [part["type"] for part in piece.messages[0]["content"]] == ["audio"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The spoken content of the audio is 'Good  day. Bye.'.", "Good day. Bye."),
+        ('The transcription of the audio is "Good day"', "Good day"),
+        ("The content of the input audio is Good day.", "Good day"),
+        ("'Good day.'", "Good day."),
+        ("Good day.", "Good day."),
+        ("'Tis good.", "'Tis good."),
+        ("'", "'"),
+    ],
+)
+def test_a_sentence_that_quotes_the_text(text: str, expected: str) -> None:
+    audio: Any = SimpleNamespace(samples=np.zeros(1600, np.float32), rate=16_000)
+    (piece,) = audio_pieces(audio, audio_flamingo3.INSTRUCTIONS, TranscriptionRequest())
+    assert piece.segment(text, RECEIPT).text == expected
 
 
 def test_words_that_may_occur_are_the_system_message_where_models_take_them_so() -> None:

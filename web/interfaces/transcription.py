@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from typing import Annotated, Any, ClassVar, Literal
 
 from flask import Blueprint, Response, request
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 from werkzeug.datastructures import MultiDict
 
 from mtmd import Event, Finished, PromptError, TextPiece, Ticket
@@ -34,6 +35,16 @@ from mtmd.web.served_model import ServedModel
 LANGUAGE_CHARS = 40
 
 
+def _no_words(requested: list[str]) -> list[str]:
+    if "word" in requested:
+        raise PydanticCustomError(
+            "word",
+            "found 'word', expected 'segment': no model that is supported gives times of words; "
+            "those of a segment are when the piece of audio it is from begins and ends",
+        )
+    return requested
+
+
 class TranscriptionBody(Request):
     """The fields of the form beside its `file`. `prompt`: names and words that may occur. Times are
     those of the pieces in which the model heard the file, so there are none of words. `to_language`
@@ -57,7 +68,9 @@ class TranscriptionBody(Request):
     seed: Seed | None = None
     max_completion_tokens: MaxTokens | None = None
     stream: bool = False
-    timestamp_granularities: list[Literal["segment"]] = Field(default_factory=list, max_length=4)
+    timestamp_granularities: Annotated[
+        list[Literal["segment", "word"]], Field(max_length=4), AfterValidator(_no_words)
+    ] = Field(default_factory=list)
 
     @property
     def streams(self) -> bool:
@@ -240,6 +253,11 @@ class TranscriptWriter(Writer):
         text = "".join(self._texts.pop(self._at, ()))
         if not text:
             return
+        if self._form.pieces[self._at].sentences:  # which are known once they are whole
+            if self._at not in self._segments:
+                self._texts[self._at] = [text]
+                return
+            text = self._segments[self._at].text
         heading = self._form.pieces[self._at].heading
         if heading and not self._is_past:
             if heading not in text and self._at not in self._segments:

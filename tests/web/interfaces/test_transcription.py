@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from dataclasses import replace
+from typing import Any
 
 import openai
 import pytest
@@ -82,6 +84,16 @@ def test_a_stream_is_in_the_order_of_the_pieces(client):
     assert last["text"] == "so it was so it was so it was"
 
 
+def test_a_sentence_that_quotes_the_text_is_left_out_of_a_stream(service, client):
+    service.instructions = replace(TOLD, sentences=("It says",))
+    service.words = "It says 'so it was'."
+    text = post(client, stream="true").get_data(as_text=True)
+    events = [json.loads(e[6:]) for e in text.split("\n\n") if e.startswith("data: ")]
+    deltas = [e["delta"] for e in events if e["type"] == "transcript.text.delta"]
+    assert deltas == ["so it was", " so it was", " so it was"]
+    assert events[-1]["text"] == "".join(deltas)
+
+
 @pytest.mark.parametrize("stream", ["true", "false"])
 def test_what_is_said_before_the_text_is_left_out(service, client, stream):
     service.instructions = replace(TOLD, heading="::", begun="German::")
@@ -117,7 +129,12 @@ REFUSED = {
     "a picture": ({}, png(4, 4), 400, r"file: found a picture (PNG), expected a WAV"),
     "damaged": ({}, b"RIFF\x24\0\0\0WAVEfmt ", 400, "file: found a WAV file that is damaged"),
     "a form": ({"response_format": "rtf"}, LONG, 400, "response_format: found another text"),
-    "words": ({"timestamp_granularities[]": "word"}, LONG, 400, "expected 'segment'"),
+    "words": (
+        {"timestamp_granularities[]": "word"},
+        LONG,
+        400,
+        "timestamp_granularities: found 'word', expected 'segment': no model that is supported",
+    ),
     "a language": ({"language": "klingonish"}, LONG, 400, "language: found 'klingonish'"),
     "a temperature": ({"temperature": "-1"}, LONG, 400, "temperature"),
     "logprobs": ({"include[]": "logprobs"}, LONG, 400, "include: not supported here"),
@@ -159,11 +176,48 @@ def test_the_official_client(service):
         assert made.text == "so it was so it was so it was"
         with client.audio.transcriptions.create(model="fake", file=file, stream=True) as stream:
             assert [event.type for event in stream][-1] == "transcript.text.done"
+        whole = client.audio.transcriptions.create(
+            model="fake",
+            file=file,
+            response_format="verbose_json",
+            timestamp_granularities=["segment"],
+        )
+        assert [one.text for one in whole.segments or ()] == ["so it was"] * 3
+        assert whole.segments and whole.segments[-1].end == whole.duration == 2.5
+        texts = {
+            form: client.audio.transcriptions.create(
+                model="fake", file=file, response_format=form, language="de"
+            )
+            for form in ("text", "srt", "vtt")
+        }
+        assert texts["text"] == "so it was so it was so it was\n"
+        assert texts["srt"].startswith("1\n00:00:00,000 --> ")
+        assert texts["vtt"].startswith("WEBVTT\n\n00:00:00.000 --> ")
+        with pytest.deprecated_call():  # by its authors
+            translated = client.audio.translations.create(model="fake", file=file)
+        assert translated.text == made.text
+        assert asked(service)[-1][1] == "Put it into English."
+        with pytest.raises(openai.BadRequestError, match="gives times of words"):
+            client.audio.transcriptions.create(
+                model="fake",
+                file=file,
+                response_format="verbose_json",
+                timestamp_granularities=["word"],
+            )
+        data = base64.b64encode(wav(tones(0.2))).decode()
+        content: list[Any] = [
+            {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
+            {"type": "text", "text": "what?"},
+        ]
+        heard = client.chat.completions.create(
+            model="fake", messages=[{"role": "user", "content": content}]
+        )
+        assert heard.choices[0].message.content == "so it was"
+        shown = service.tickets[-1].messages[0]["content"][0]
+        assert shown["type"] == "audio" and shown["audio"].check().seconds == 0.2
 
 
 def test_audio_in_a_chat(service, client):
-    import base64
-
     data = base64.b64encode(wav(tones(0.2))).decode()
     for part in (
         {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
