@@ -5,7 +5,7 @@ of a published size beside transformers and llama.cpp.
     .venv/bin/python benchmarks/audio.py --model DIR --encoder --llama-dir DIR --decoder text.gguf
 
 DIR is a folder of Qwen2-Audio of any size, as small as it may be: for `--encoder` its tower is made
-anew, with random weights, in the size of Whisper large v3, and the rest is taken as it is. One
+anew, with random weights, in a size of Whisper's (`--size`), and the rest is taken as it is. One
 thread, so CPU seconds are those of the work, whatever else the machine does.
 """
 
@@ -27,14 +27,11 @@ from typing import Any
 import numpy as np
 
 RATE, WINDOW_S = 44_100, 30
-LARGE = {
-    "d_model": 1280,
-    "encoder_layers": 32,
-    "encoder_attention_heads": 20,
-    "encoder_ffn_dim": 5120,
-    "num_mel_bins": 128,
+SIZES = {  # of Whisper's encoders, as published: width, layers, heads, mel bins
+    "large-v3": (1280, 32, 20, 128),
+    "small": (768, 12, 12, 80),
 }
-MIB = 1 << 20
+NAMES = "mtmd", "transformers"
 
 
 def make(path: Path, seconds: int, rate: int = RATE) -> None:
@@ -95,13 +92,16 @@ def long(model_folder: str, seconds: int) -> dict[str, Any]:
     return result
 
 
-def with_large_tower(folder: Path, target: Path) -> None:
-    """The same model with a tower of the size of Whisper large v3."""
+def with_tower(folder: Path, target: Path, size: str) -> int:
+    """Write the same model with a tower of that size; return its mel bins."""
     import torch
     from transformers import AutoConfig, Qwen2AudioForConditionalGeneration
 
     config = AutoConfig.from_pretrained(folder)
-    for key, value in LARGE.items():
+    width, layers, heads, bins = SIZES[size]
+    sizes = {"d_model": width, "encoder_layers": layers, "encoder_attention_heads": heads}
+    sizes |= {"encoder_ffn_dim": 4 * width, "num_mel_bins": bins}
+    for key, value in sizes.items():
         setattr(config.audio_config, key, value)
     torch.manual_seed(0)
     model = Qwen2AudioForConditionalGeneration(config).to(torch.bfloat16)
@@ -110,16 +110,17 @@ def with_large_tower(folder: Path, target: Path) -> None:
         if not (target / file.name).exists() and file.suffix != ".safetensors":
             shutil.copy(file, target / file.name)
     features = target / "preprocessor_config.json"
-    settings = json.loads(features.read_text()) | {"feature_size": LARGE["num_mel_bins"]}
+    settings = json.loads(features.read_text()) | {"feature_size": bins}
     features.unlink()
     features.write_text(json.dumps(settings))
     (target / "processor_config.json").unlink(missing_ok=True)
+    return bins
 
 
 def encoders(
-    model_folder: Path, rounds: int, llama: Path | None, decoder: Path | None
+    model_folder: Path, size: str, rounds: int, llama: Path | None, decoder: Path | None
 ) -> dict[str, Any]:
-    """CPU seconds of one window of 30 s, by turns."""
+    """CPU seconds of one window of 30 s by stage, by turns; of llama.cpp those of both stages."""
     import torch
     from transformers import Qwen2AudioForConditionalGeneration, WhisperFeatureExtractor
 
@@ -128,10 +129,11 @@ def encoders(
     from mtmd.model import Model
     from mtmd.options.load import LoadOptions
 
-    result: dict[str, Any] = {"mtmd": [], "transformers": []}
+    stages = [(name, stage) for stage in ("spectrum", "encoder") for name in NAMES]
+    result: dict[str, Any] = {f"{name}, {stage}": [] for name, stage in stages}
     with tempfile.TemporaryDirectory() as made:
-        folder = Path(made) / "large"
-        with_large_tower(model_folder, folder)
+        folder = Path(made) / "whole"
+        bins = with_tower(model_folder, folder, size)
         checkpoint = open_checkpoint(folder)
         path = Path(made) / "window.wav"
         make(path, WINDOW_S, 16_000)
@@ -141,27 +143,34 @@ def encoders(
         encoder = ours.loaded.audio_encoder
         assert encoder is not None
         theirs = Qwen2AudioForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16)
-        extractor = WhisperFeatureExtractor(feature_size=LARGE["num_mel_bins"])
+        extractor = WhisperFeatureExtractor(feature_size=bins)
         torch.set_num_threads(1)
 
-        def by_us() -> None:
-            encoder.encode(encoder.family.resolution.windows(samples).tiles)
-
         @torch.inference_mode()
-        def by_them() -> None:
-            spectrum = extractor(samples, sampling_rate=16_000, return_tensors="pt")
-            heard = theirs.model.audio_tower(spectrum["input_features"].bfloat16())
+        def heard_by_them(spectrum: torch.Tensor) -> None:
+            heard = theirs.model.audio_tower(spectrum.bfloat16())
             theirs.model.multi_modal_projector(heard.last_hidden_state)
 
+        def spectrum_of_theirs() -> torch.Tensor:
+            return extractor(samples, sampling_rate=16_000, return_tensors="pt")["input_features"]
+
+        spectra = {
+            "mtmd": lambda: encoder.family.resolution.windows(samples).tiles,
+            "transformers": spectrum_of_theirs,
+        }
+        hear = {"mtmd": encoder.encode, "transformers": heard_by_them}
         for turn in range(rounds + 1):
-            for name, run in (("mtmd", by_us), ("transformers", by_them)):
+            for name in NAMES:
                 start = time.process_time()
-                run()
+                spectrum = spectra[name]()
+                middle = time.process_time()
+                hear[name](spectrum)
                 if turn:  # the first warms up
-                    result[name].append(round(time.process_time() - start, 2))
+                    result[f"{name}, spectrum"].append(round(middle - start, 3))
+                    result[f"{name}, encoder"].append(round(time.process_time() - middle, 2))
         print(json.dumps(result), file=sys.stderr)  # the other program takes long
         if llama is not None and decoder is not None:
-            *_, last = convert_to_gguf(checkpoint, Path(made) / "large.gguf", "F16")
+            *_, last = convert_to_gguf(checkpoint, Path(made) / "whole.gguf", "F16")
             result["llama.cpp"] = _by_llama(llama, decoder, last.path, Path(made))
     return result
 
@@ -188,16 +197,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True, help="a folder of Qwen2-Audio")
     parser.add_argument("--seconds", type=int, default=3600)
-    parser.add_argument("--encoder", action="store_true", help="the encoder alone, beside others")
+    parser.add_argument("--encoder", action="store_true", help="an encoder beside others, too")
+    parser.add_argument("--size", choices=SIZES, default="large-v3", help="of that encoder")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--llama-dir", type=Path, help="where llama-mtmd-cli is")
     parser.add_argument("--decoder", type=Path, help="a GGUF of the decoder, for llama.cpp")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
+    result = long(options.model, options.seconds)
     if options.encoder:
-        result = encoders(Path(options.model), options.rounds, options.llama_dir, options.decoder)
-    else:
-        result = long(options.model, options.seconds)
+        print(json.dumps(result), file=sys.stderr)
+        others = options.llama_dir, options.decoder
+        result |= encoders(Path(options.model), options.size, options.rounds, *others)
     print(json.dumps(result))
 
 
