@@ -171,23 +171,22 @@ def encoders(
         print(json.dumps(result), file=sys.stderr)  # the other program takes long
         if llama is not None and decoder is not None:
             *_, last = convert_to_gguf(checkpoint, Path(made) / "whole.gguf", "F16")
-            result["llama.cpp"] = _by_llama(llama, decoder, last.path, Path(made))
+            result["llama.cpp"] = _by_llama(llama, decoder, last.path, path)
     return result
 
 
-def _by_llama(llama: Path, decoder: Path, projector: Path, folder: Path) -> list[float]:
-    """What a second window takes more than one alone, loading left out."""
+def _by_llama(llama: Path, decoder: Path, projector: Path, audio: Path) -> list[float]:
+    """What a window takes beside loading both files: spectrum, encoder, a token of the decoder."""
     spent = []
-    for windows in (1, 2):
-        path = folder / f"{windows}.wav"
-        make(path, windows * WINDOW_S, 16_000)
+    for asked in ((), ("--audio", str(audio))):
         command = [
             *(str(llama / "llama-mtmd-cli"), "-m", str(decoder), "--mmproj", str(projector)),
-            *("--audio", str(path), "-p", "x", "-n", "1", "-t", "1", "-ngl", "0"),
-            *("--no-warmup", "--jinja"),
+            *asked,
+            *("-p", "x", "-n", "1", "-t", "1", "-ngl", "0", "--no-warmup", "--jinja"),
         ]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, check=True, capture_output=True)
+        # without audio it waits for a line, and ends with the input
+        subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return [round(spent[1] - spent[0], 2)]
