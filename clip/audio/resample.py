@@ -55,9 +55,10 @@ def resampled(blocks: Iterable[Samples], rate: int, target: int) -> Iterator[Sam
 
 
 def _groups(samples: Samples, taps: Samples, old: int, groups: int) -> Iterator[Samples]:
-    """New samples of so many groups: `taps` [K, new] at every `old` samples. By torch, whose threads
-    are those that the process was given: numpy's wait for each other in a loop, which on a busy
-    machine took ten times as long.
+    """New samples of so many groups: `taps` [K, new] at every `old` samples.
+
+    By torch, whose threads are those that the process was given: numpy's wait for each other in a
+    loop, and take ten times as long on a busy machine.
     """
     windows = torch.from_numpy(samples).unfold(0, len(taps), old)
     weights = torch.from_numpy(taps)
