@@ -178,10 +178,10 @@ def encoders(
 def _by_llama(llama: Path, decoder: Path, projector: Path, audio: Path) -> list[float]:
     """What a window takes beside loading both files: spectrum, encoder, a token of the decoder."""
     spent = []
-    for asked in ((), ("--audio", str(audio))):
+    for more in ((), ("--audio", str(audio))):
         command = [
             *(str(llama / "llama-mtmd-cli"), "-m", str(decoder), "--mmproj", str(projector)),
-            *asked,
+            *more,
             *("-p", "x", "-n", "1", "-t", "1", "-ngl", "0", "--no-warmup", "--jinja"),
         ]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
