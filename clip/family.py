@@ -9,6 +9,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from mtmd.base.errors import ModelError
 from mtmd.base.spelling import expected_type
 from mtmd.clip.blocks import GgufTower
@@ -115,7 +117,7 @@ FAMILIES = (
     Entry("mtmd.clip.families.minicpmv", ("minicpmv", "minicpmo"), ("resampler",)),
     Entry(
         "mtmd.clip.families.minicpmv4_6",
-        ("minicpmv4_6", "minicpm_ocr"),
+        ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr"),
         ("minicpmv4_6",),
         ties=("minicpm_ocr",),
     ),
@@ -267,6 +269,18 @@ class ScalesBoxes(Protocol):
 
     box_scale: str
     """Which scale of `display.grounding.Region` that is."""
+
+
+@runtime_checkable
+class OnCanvases(Protocol):
+    """A family whose pictures are canvases: each token of one, those before, between and behind its
+    tiles included, has a row and a column on it as positions.
+    """
+
+    def canvas(self, plan: ImagePlan) -> np.ndarray | None:
+        """Return the times, rows and columns, int64 [3, T], of all tokens of a picture's text,
+        from those of its first place on; None where tokens have no places.
+        """
 
 
 @runtime_checkable

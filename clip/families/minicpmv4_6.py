@@ -1,6 +1,7 @@
-"""MiniCPM-V 4.6's vision tower (arXiv:2509.18154), which is MiniCPM-OCR's, too: SigLIP over a
-picture and its slices, whose patches attend in windows of 2 x 2 and become one of them after a few
-layers; four of what is left become a token.
+"""MiniCPM-V 4.6's vision tower (arXiv:2509.18154), which is MiniCPM-OCR's and 4.7's, too: SigLIP
+over a picture and its slices, whose patches attend in windows of 2 x 2 and become one of them after
+a few layers; four of what is left become a token. The tokens of a picture of 4.7 lie on a canvas,
+over all of which the whole is stretched, and the slices where they were cut.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
+import numpy as np
 import torch
 
 from mtmd.base.errors import ModelError
@@ -63,6 +65,7 @@ class MiniCpmVision:
     merged_after: int | None
     text_width: int
     numbers: bool  # whether the prompt counts pictures and videos
+    canvases: bool  # whether it is MiniCPM-V 4.7, which counts no videos
     resolution: SlicedTiling
     video: SingleFrames
 
@@ -108,9 +111,10 @@ class MiniCpmVision:
             projector, lambda name: checkpoint_names(f"merger.mlp.0.{name}")
         )
 
-    def numbered(self, index: int, video: bool) -> str:  # noqa: ARG002
+    def numbered(self, index: int, video: bool) -> str:
         """The text before a picture or a video that says which of a conversation's it is."""
-        return f"<image_id>{index}</image_id>" if self.numbers else ""
+        counted = self.numbers and not (video and self.canvases)
+        return f"<image_id>{index}</image_id>" if counted else ""
 
     def prompt(self, plan: ImagePlan) -> str:
         """The whole picture, and its slices line by line."""
@@ -122,6 +126,27 @@ class MiniCpmVision:
         sliced = [f"<slice>{tokens}</slice>" for tokens in slices]
         lines = ["".join(sliced[i : i + columns]) for i in range(0, len(sliced), columns)]
         return f"<image>{whole}</image>" + "\n".join(lines)
+
+    def canvas(self, plan: ImagePlan) -> np.ndarray | None:
+        """Return the places of the tokens of `prompt(plan)`: of a canvas as large as all slices,
+        or as the whole, where there are none.
+        """
+        if not self.canvases:
+            return None
+        whole, *slices = (
+            (height // self.cells.side, width // self.cells.side) for width, height in plan.sizes
+        )
+        rows, columns = plan.cut
+        down, across = slices[0] if slices else (0, 0)
+        size = (rows * down, columns * across) if slices else whole
+        parts = [_mark(-1, -1), _cells(whole, size), _mark(*size)]
+        for index, (height, width) in enumerate(slices):
+            top, left = index // columns * down, index % columns * across
+            if index and index % columns == 0:  # the end of the line before
+                parts.append(_mark(top - 1, size[1]))
+            cells = _cells((height, width), (height, width)) + np.array([[0], [top], [left]])
+            parts += [_mark(top, left), cells, _mark(top + height - 1, left + width - 1)]
+        return np.concatenate(parts, 1)
 
     def graph(self, tiles: Node, weights: WeightSource, attention: AttentionForm) -> Node:
         return self.graph_on(OneGrid.of(tiles, self.cells), tiles, weights, attention)
@@ -192,6 +217,20 @@ class MiniCpmVision:
         """int64 [1, P]: which row of the tower's table each patch takes."""
         down, across = (torch.arange(side) / side for side in (rows, columns))
         return buckets(down, across, self.positions).view(1, -1)
+
+
+def _mark(row: int, column: int) -> np.ndarray:
+    return np.array([[0], [row], [column]], np.int64)
+
+
+def _cells(grid: tuple[int, int], size: tuple[int, int]) -> np.ndarray:
+    """int64 [3, T]: the places of a grid's tokens, stretched over a canvas of another size."""
+    rows, columns = (
+        torch.linspace(0, length - 1, count).round().long().numpy()
+        for length, count in zip(size, grid, strict=True)
+    )
+    row, column = np.meshgrid(rows, columns, indexing="ij")
+    return np.stack((np.zeros_like(row), row, column)).reshape(3, -1)
 
 
 def _windows(patches: int) -> torch.Tensor:
@@ -305,6 +344,7 @@ def read(top: Settings, image: Settings) -> MiniCpmVision:
         merged_after=after,
         text_width=top.part("text_config").count("hidden_size", 4096, maximum=MAX_WIDTH),
         numbers=image.flag("use_image_id", True),
+        canvases=top.get("model_type", "") == "minicpmv4_7",
         resolution=read_sliced_tiling(image, patch, SIDES[mode], by_tensor=ocr),
         video=_read_video(video, patch, SIDES[mode]),
     )

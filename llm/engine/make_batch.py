@@ -82,7 +82,7 @@ class _Making:
         # Of an answer all tokens but the last have been read when the next is computed.
         position = sequence.position + max(len(sequence.tokens) - 1 - sequence.behind, 0)
         for span in spans:
-            if span.positions is None and span.grid is None:
+            if span.positions is None and span.grid is None and span.on_canvas is None:
                 self.positions.append(range(position, position + len(span)))
                 position += len(span)
             else:

@@ -519,6 +519,8 @@ def _located(spans: abc.Sequence[Span], position: int) -> tuple[abc.Sequence[Spa
     """Do what `lay_out` does; text is left as it is: where it begins is known, and tensors of one
     position each take longer than the rest of a step's preparation.
     """
-    if all(span.grid is None and span.positions is None for span in spans):
+    if all(
+        span.grid is None and span.on_canvas is None and span.positions is None for span in spans
+    ):
         return spans, position + sum(map(len, spans))
     return lay_out(spans, position)

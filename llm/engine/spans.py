@@ -28,7 +28,9 @@ class Span:
     is behind that of the clip's first part, where its rows and columns begin too; without a grid,
     of sound, how far its first token is; None for all else. `number`: of a picture on a grid whose
     tokens keep their places as times, and whose rows and columns begin at 0; which picture of the
-    conversation it is. `positions` int64 [4, T] (time, row, column, number) are set by `lay_out`.
+    conversation it is. `on_canvas` int64 [3, T]: its tokens lie on a canvas, so far behind its
+    first time, row and column; `later` is not None for what lies on the same canvas as the span
+    before it. `positions` int64 [4, T] (time, row, column, number) are set by `lay_out`.
     `content` names what the embeddings show, and `offset` the place of the first among all of it,
     so that what was read once is known again; empty where nobody knows. `repeats`: its first token
     has the position of the token before it.
@@ -46,6 +48,7 @@ class Span:
     number: int | None = None
     real: int | None = None
     repeats: bool = False
+    on_canvas: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -57,7 +60,7 @@ class Span:
 
     def cut(self, start: int, stop: int) -> Span:
         """A part of it, laid out as the whole was."""
-        assert self.grid is None or self.positions is not None, (
+        assert (self.grid is None and self.on_canvas is None) or self.positions is not None, (
             "a grid is laid out before it is cut"
         )
         return Span(
@@ -135,6 +138,10 @@ def lay_out(spans: Sequence[Span], position: int) -> tuple[list[Span], int]:
     for span in spans:
         if span.positions is not None:
             positions = span.positions
+        elif span.on_canvas is not None:
+            began = position if span.later is None else began
+            # No position is before the first token's, where a prompt begins with a canvas.
+            positions = np.maximum(began + np.vstack((span.on_canvas, span.on_canvas[:1])), 0)
         elif span.grid is None:
             start = position - span.repeats if span.later is None else began + span.later
             positions = np.broadcast_to(
@@ -152,11 +159,12 @@ def lay_out(spans: Sequence[Span], position: int) -> tuple[list[Span], int]:
                 began = position if span.later is None else began
                 times = same + (span.later or 0)
                 positions = began + np.stack((times, cell // columns, cell % columns, same))
-        located.append(replace(span, grid=None, positions=positions))
+        located.append(replace(span, grid=None, on_canvas=None, positions=positions))
         if len(span):
             behind = int(positions[:3].max()) + 1
             # What follows a clip is behind its last part, sound that ends early among them.
-            position = behind if span.later is not None else max(position, behind)
+            clip = span.later is not None and span.on_canvas is None
+            position = behind if clip else max(position, behind)
     return located, position
 
 

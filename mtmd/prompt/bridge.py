@@ -33,6 +33,7 @@ from mtmd.clip.family import (
     ContextFamily,
     MarkedFamily,
     Numbered,
+    OnCanvases,
     PicturesFirst,
     PrefixFamily,
     RewritesPrompt,
@@ -53,7 +54,7 @@ from mtmd.llm.tokenizer.tokenizer import Tokenizer
 from mtmd.loaded.fitting.needed_memory import CACHE_BYTES
 from mtmd.loaded.memory_admission import Admission
 from mtmd.prompt.embedding_cache import EmbeddingCache, Key
-from mtmd.prompt.pieces import Part, Piece, pieces_of, with_shared_marks
+from mtmd.prompt.pieces import Part, Piece, on_canvases, pieces_of, with_shared_marks
 from mtmd.receipt import AudioReceipt, ImageReceipt
 
 
@@ -403,6 +404,11 @@ class Bridge:
             if isinstance(one, PreparedVideo) and one.sound and self._shares_marks:
                 pieces = with_shared_marks(pieces, range(first, first + count))
             first += count
+        if isinstance(family, OnCanvases):
+            canvases = [family.canvas(one.plan) for one in flat(shown)]
+            given = {i: canvas for i, canvas in enumerate(canvases) if canvas is not None}
+            if given:
+                return on_canvases(pieces, given, self.tokenizer.encode("\n")[-1])
         return pieces
 
     def _encoded(self, text: str) -> list[int]:
@@ -486,7 +492,10 @@ class Bridge:
         for piece in pieces:
             if piece.picture is None:
                 made = self._marked(piece.tokens) if prepared else [Span(piece.tokens)]
-                spans += [replace(made[0], repeats=piece.repeats), *made[1:]]
+                first = replace(
+                    made[0], repeats=piece.repeats, on_canvas=piece.on_canvas, later=piece.later
+                )
+                spans += [first, *made[1:]]
                 continue
             shown = prepared[piece.picture]
             encoder = self.encoder_of(shown)
@@ -511,6 +520,7 @@ class Bridge:
                     number=piece.number,
                     content=content,
                     offset=piece.start,
+                    on_canvas=piece.on_canvas,
                 )
             )
         family: object = self.encoder.family if self.encoder else None

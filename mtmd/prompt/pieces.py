@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from mtmd.base.errors import PromptError
 from mtmd.clip.resolution.resolution import WITHOUT_GRID, ImagePlan
@@ -13,8 +15,8 @@ from mtmd.clip.resolution.resolution import WITHOUT_GRID, ImagePlan
 class Piece:
     """A run of the prompt's tokens: text, or image tokens start... of a picture, on a grid where
     the family has one; or those of a group of frames, counted as a picture, `later` as
-    `Span` has it, and so `number` and `repeats`. `instruction`: the text that an encoder reads with
-    the picture, in tokens of its own.
+    `Span` has it, and so `number`, `repeats` and `on_canvas`. `instruction`: the text that an
+    encoder reads with the picture, in tokens of its own.
     """
 
     tokens: tuple[int, ...]
@@ -25,6 +27,10 @@ class Piece:
     number: int | None = None
     repeats: bool = False
     instruction: tuple[int, ...] = ()
+    on_canvas: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
     @property
     def is_text(self) -> bool:
@@ -80,6 +86,42 @@ def with_shared_marks(pieces: Sequence[Piece], numbers: Collection[int]) -> list
         Piece(after.tokens[1:], repeats=True),
         *pieces[at[-1] + 2 :],
     ]
+
+
+def on_canvases(
+    pieces: Sequence[Piece], canvases: Mapping[int, np.ndarray], end: int
+) -> list[Piece]:
+    """The pieces with the tokens of each picture, the marks around and between them included, on
+    its canvas: `canvases` int64 [3, T] are their places, by picture. Tokens `end` right behind a
+    picture lie where its canvas begins.
+    """
+    result: list[Piece] = []
+    left = np.zeros((3, 0), np.int64)  # what of the last canvas is to come
+    shown = None
+    for piece in pieces:
+        if piece.picture is not None and piece.picture != shown:
+            shown, left = piece.picture, canvases[piece.picture]
+            text = result.pop()
+            if len(text) > 1:
+                result.append(replace(text, tokens=text.tokens[:-1]))
+            result.append(Piece(text.tokens[-1:], on_canvas=left[:, :1]))
+            left = left[:, 1:]
+        if shown is None:
+            result.append(piece)
+            continue
+        count = min(len(piece), left.shape[1])
+        if count:
+            here, left = left[:, :count], left[:, count:]
+            result.append(replace(piece, tokens=piece.tokens[:count], later=0, on_canvas=here))
+        rest = piece.tokens[count:]
+        ends = 0
+        while ends < len(rest) and rest[ends] == end:
+            ends += 1
+        if ends:
+            result.append(Piece(rest[:ends], later=0, on_canvas=np.zeros((3, ends), np.int64)))
+        if rest[ends:]:
+            result.append(Piece(rest[ends:]))
+    return result
 
 
 class _Pictures:

@@ -1,4 +1,4 @@
-"""MiniCPM-V 4.6 and MiniCPM-OCR: SigLIP over a picture and its slices, windows that become one patch inside of the
+"""MiniCPM-V 4.6, 4.7 and MiniCPM-OCR: SigLIP over a picture and its slices, windows that become one patch inside of the
 tower, and Qwen3.5's decoder.
 """
 
@@ -79,19 +79,28 @@ def minicpmv4_6(
     text: dict[str, Any] | None = None,
     images: dict[str, Any] | None = None,
     ocr: bool = False,
+    canvases: bool = False,
 ) -> Oracle:
-    """`after`: the layer after which windows become one patch. `ocr`: a MiniCPM-OCR."""
+    """`after`: the layer after which windows become one patch. `ocr`: a MiniCPM-OCR. `canvases`: a
+    MiniCPM-V 4.7, which has 4.6's processors of pictures and videos.
+    """
     kind, prefix, pil = ("minicpm_ocr", "MiniCPMOcr", "") if ocr else ("minicpmv4_6", PREFIX, "pil")
-    module = f"transformers.models.{kind}"
 
-    def theirs(file: str, name: str) -> Any:
-        return getattr(import_module(f"{module}.{file}_{kind}"), f"{prefix}{name}")
+    def theirs(file: str, name: str, kind: str = kind, prefix: str = prefix) -> Any:
+        module = import_module(f"transformers.models.{kind}.{file}_{kind}")
+        return getattr(module, f"{prefix}{name}")
 
     with torchvision_here():
         suffix = pil and f"_{pil}"
         make_pictures = theirs(f"image_processing{suffix}", f"ImageProcessor{pil.capitalize()}")
         make_videos = theirs("video_processing", "VideoProcessor")
     tokens, tower = tokenizer(SPECIAL), VISION | (vision or {})
+    marks = {}
+    if canvases:
+        theirs = partial(theirs, kind="minicpmv4_7", prefix="MiniCPMV4_7")
+        names = ("image_start", "image_end", "slice_start", "slice_end")
+        marks = {f"{name}_id": tokens.token_to_id(NAMES[f"{name}_token"]) for name in names}
+        marks["newline_id"] = tokens.encode("\n").ids[-1]
     image = tokens.token_to_id("<|image_pad|>")
     config = theirs("configuration", "Config")(
         vision_config=tower,
@@ -104,6 +113,7 @@ def minicpmv4_6(
         downsample_mode=mode,
         insert_layer_id=after,
         tie_word_embeddings=(text or {}).get("tie_word_embeddings", False),
+        **marks,
     )
     model = randomize(theirs("modeling", "ForConditionalGeneration")(config), seed)
     model = save(folder, model, tokens, TEMPLATE, NAMES, eos="<|im_end|>")
@@ -144,7 +154,7 @@ def minicpmv4_6(
 
 
 ROW = Row(
-    "MiniCPM-V 4.6, MiniCPM-OCR",
+    "MiniCPM-V 4.6, 4.7, MiniCPM-OCR",
     {
         "slices, windows merged after the second layer": minicpmv4_6,
         "whole pictures, none merged, tied, as published": published(
@@ -165,6 +175,7 @@ ROW = Row(
             images={"small_image_upsize": "never"},
             ocr=True,
         ),
+        "4.7, slices on canvases": partial(minicpmv4_6, seed=3, canvases=True),
     },
-    notes="a picture and its slices, windows merged inside of the tower",
+    notes="a picture and its slices, on a canvas in 4.7, windows merged inside of the tower",
 )

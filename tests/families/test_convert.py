@@ -51,6 +51,7 @@ REFUSED = {  # variants of which llama.cpp takes something else for granted
     # Published ones have heads of one size, as those of the golden files below.
     "cohere_compass": "no positions for each kind of layer",
     "untied, positions in all layers, biases": "no biases of attention",
+    "4.7, slices on canvases": "does not say canvases",
     "qwen3_5": "no heads of keys that differ from those of values",
     "qwen3_next": "no heads of keys that differ from those of values",
     "0.4 of heads of 20, 4 on 2, normed, as published": "has no norms of queries and keys",

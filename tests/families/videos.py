@@ -305,6 +305,15 @@ for case in (
         partial(minicpmv4_6.tiles, patch=6, key="pixel_values_videos", sizes="target_sizes_videos"),
         "<|video_pad|>",
     ),
+    VideoCase(
+        "minicpmv4_6",
+        "4.7, slices on canvases",
+        "minicpmv4_6",
+        "MiniCPMV4_6VideoProcessor",
+        {"patch_size": 6, "scale_resolution": 48, "slice_mode": False},
+        partial(minicpmv4_6.tiles, patch=6, key="pixel_values_videos", sizes="target_sizes_videos"),
+        "<|video_pad|>",
+    ),
 ):
     CASES[case.name] = case
 

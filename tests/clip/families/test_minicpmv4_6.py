@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import random
+import re
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from mtmd.base.errors import ModelError
 from mtmd.clip.families import minicpmv4_6
 from mtmd.clip.family import Numbered, gguf_vision_family, ties_tables, vision_family
+from mtmd.clip.resolution.resolution import prepare_blank
 from mtmd.kernels.checkpoint.settings import Settings
+from mtmd.llm.engine.spans import Span, lay_out
+from mtmd.prompt.pieces import Part, on_canvases, pieces_of
 
 PATCH = {"patch_size": 14}
 
@@ -121,3 +129,51 @@ def test_what_a_gguf_says() -> None:
     keys |= {"clip.vision.projector.scale_factor": 4, "clip.vision.wa_layer_indexes": [1, 2]}
     with pytest.raises(ModelError, match=r"file: clip: insert_layer_id is -1, expected a layer"):
         gguf_vision_family("minicpmv4_6", keys | mean, shapes, "file")
+
+
+def test_places_on_canvases_are_the_references() -> None:
+    """Pictures with and without slices, beside each other, before line breaks and text; at the
+    beginning of a prompt, too.
+    """
+    from transformers.models.minicpmv4_7.modeling_minicpmv4_7 import MiniCPMV4_7Model
+
+    marks = {"<image>": 1, "</image>": 2, "<slice>": 3, "</slice>": 4, "\n": 5, "<|image_pad|>": 9}
+    names = ("image_start_id", "image_end_id", "slice_start_id", "slice_end_id", "newline_id")
+    model = object.__new__(MiniCPMV4_7Model)
+    model.__dict__["config"] = SimpleNamespace(
+        **dict(zip(names, marks.values(), strict=False)), downsample_mode="16x"
+    )
+    settings = {"patch_size": 14, "scale_resolution": 112, "use_image_id": False}
+    family = vision_family(
+        "minicpmv4_7",
+        Settings({"vision_config": PATCH, "model_type": "minicpmv4_7"}, "config.json"),
+        Settings(settings, "preprocessor_config.json"),
+    )
+    assert isinstance(family, minicpmv4_6.MiniCpmVision)
+    assert family.numbered(0, video=True) == family.numbered(0, video=False) == ""
+    rng = random.Random(3)
+    for _ in range(40):
+        sizes = [(rng.randint(30, 500), rng.randint(30, 500)) for _ in range(rng.randint(1, 4))]
+        plans = [prepare_blank(family.resolution, *size) for size in sizes]
+        tokens = [20] * rng.randint(0, 3)
+        for plan in plans:
+            text = re.findall("<[^>]+>|\n", family.prompt(plan))
+            tokens += [marks[mark] for mark in text]
+            tokens += [5] * rng.randint(0, 2) + [21] * rng.choice((0, 0, 3))
+        pieces = pieces_of(tokens, {9}, [Part(i, plan) for i, plan in enumerate(plans)])
+        canvases = {i: family.canvas(plan) for i, plan in enumerate(plans)}
+        spans = [
+            Span(piece.tokens, on_canvas=piece.on_canvas, later=piece.later)
+            for piece in on_canvases(pieces, canvases, 5)
+        ]
+        located, position = lay_out(spans, 0)
+        assert [token for span in located for token in span.tokens] == tokens
+        actual = np.concatenate([span.positions for span in located], 1)[:3]
+        sides = [(height // 14, width // 14) for plan in plans for width, height in plan.sizes]
+        expected, deltas = model.get_rope_index(
+            torch.tensor([tokens]),
+            torch.tensor([[int(token == 9) for token in tokens]]),
+            torch.tensor(sides),
+        )
+        np.testing.assert_array_equal(actual, expected[:, 0].numpy())
+        assert position == len(tokens) + int(deltas)
