@@ -15,6 +15,7 @@ from mtmd.web.auth import RateLimit
 from mtmd.web.settings import ServerSettings, is_loopback
 
 KEY, OTHER = "a-long-enough-key", "another-such-key"
+HI = '{"model": "fake", "messages": [{"role": "user", "content": "hi"}]}'
 
 
 def bearer(key):
@@ -367,16 +368,46 @@ def test_a_browser_may_ask_first_without_a_key():
         "multipart/form-data",
         "",
         "application/jsonx",
+        # browsers take each for its first part, which needs no preflight
+        "text/plain; application/octet-stream",
+        "text/plain;charset=application/json",
+        "text/plain, application/octet-stream",
+        "application/octet-stream, text/plain",
     ],
 )
 def test_what_a_form_can_send_is_no_request(kind):
     service = FakeService()
-    result = client_for(service).post(
-        "/v1/chat/completions",
-        data='{"messages": [{"role": "user", "content": "hi"}]}',
-        content_type=kind,
-    )
+    result = client_for(service).post("/v1/chat/completions", data=HI, content_type=kind)
     assert (result.status_code, service.tickets) == (415, [])
+
+
+BYTES = "application/octet-stream"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
+@pytest.mark.parametrize("kind", ["application/json", BYTES, "Application/Octet-Stream; x=y"])
+def test_a_program_may_send_json_as_bytes(path, kind):
+    """LiteLLM's proxy does, with `ollama_chat/`."""
+    service = FakeService()
+    result = client_for(service).post(path, data=HI, content_type=kind, buffered=True)
+    assert (result.status_code, len(service.tickets)) == (200, 1), result.text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/chat"])
+def test_a_page_of_another_origin_may_not_send_json_as_bytes(path):
+    """Browsers ask first, and are told that they may not; one that did not ask is refused too."""
+    service = FakeService()
+    client = client_for(service)
+    evil = {"Origin": "https://evil.example"}
+    preflight = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "content-type",
+    }
+    asked = client.options(path, headers=evil | preflight)
+    assert "Access-Control-Allow-Origin" not in asked.headers
+    for sent in (evil, {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}):
+        assert client.post(path, data=HI, content_type=BYTES, headers=sent).status_code == 403
+    assert service.tickets == []
 
 
 def test_every_answer_carries_the_headers_that_browsers_heed():

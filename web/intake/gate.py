@@ -209,6 +209,9 @@ class Gate:
 
 
 CURLS = "application/x-www-form-urlencoded"  # whatever `curl -d` sends, unless it is told otherwise
+# A browser asks this server before a page of another origin may send one of these, and is refused.
+# Some programs (LiteLLM's proxy) send JSON as the second.
+ACCEPTED = ("application/json", "application/octet-stream")
 
 
 def _encoding() -> str:
@@ -253,13 +256,13 @@ def _in_memory() -> Memory:
 
 def checked_json(typed: bool = True) -> CutBody:
     """The body of this request without its long pictures: JSON within the limits of its route, as
-    far as that can be told without reading it. Raises ApiError, also for another content type: a
-    form on any web page can send text/plain. Without `typed` programs may leave the type out, or
-    send what `curl -d` says of any body; browsers tell what they are.
+    far as that can be told without reading it. Raises ApiError, also for a content type that is not
+    in ACCEPTED: a form on any web page can send text/plain. Without `typed` programs may leave the
+    type out, or send what `curl -d` says of any body; browsers tell what they are.
     """
     browser = any(name in request.headers for name in ("Origin", "Sec-Fetch-Site", "Referer"))
     untyped = not (typed or browser) and request.mimetype in ("", CURLS)
-    if request.mimetype != "application/json" and not untyped:
+    if request.mimetype not in ACCEPTED and not untyped:
         raise ApiError(415, "expected the header 'Content-Type: application/json'")
     app = cast("GatedFlask", current_app)
     what = takes_of(app.view_functions[request.endpoint or ""])

@@ -60,6 +60,7 @@ BODIES = {  # what each route takes from outside; a new one is added here with o
     ("POST", "/completion"): (Body.JSON, Work.ANSWER),
     ("GET", "/load"): (Body.NOTHING, Work.QUICK),
     ("POST", "/detokenize"): (Body.JSON, Work.ANSWER),
+    ("GET", "/tokenizer_info"): (Body.NOTHING, Work.QUICK),
     ("POST", "/apply-template"): (Body.JSON_WITH_PICTURES, Work.ANSWER),
     ("GET", "/slots"): (Body.NOTHING, Work.QUICK),
     ("GET", "/version"): (Body.NOTHING, Work.QUICK),
