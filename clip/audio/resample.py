@@ -16,7 +16,6 @@ from functools import lru_cache
 from math import ceil, isqrt
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mtmd.clip.audio.audio import Samples
@@ -58,8 +57,11 @@ def _groups(samples: Samples, taps: Samples, old: int, groups: int) -> Iterator[
     """New samples of so many groups: `taps` [K, new] at every `old` samples.
 
     By torch, whose threads are those that the process was given: numpy's wait for each other in a
-    loop, and take ten times as long on a busy machine.
+    loop, and take ten times as long on a busy machine. Imported here: the web process, which
+    imports this module, has no torch.
     """
+    import torch
+
     windows = torch.from_numpy(samples).unfold(0, len(taps), old)
     weights = torch.from_numpy(taps)
     for start in range(0, groups, GROUPS):
