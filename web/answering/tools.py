@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import Any
 
 from mtmd import Event, Finished, TextPiece, ToolCall, ToolCallPiece
@@ -55,10 +56,11 @@ def given_tools(
     tools: Sequence[Mapping[str, Any]] | None, own: str | None = None, location: str = "tools"
 ) -> GivenTools:
     """`own`: what an interface calls functions beside "function"; without one, tools of the kind
-    "custom" take a text.
+    "custom" take a text. The model reads the description of a namespace with its first tool.
     """
     saved, custom, left_out = list[Mapping[str, Any]](), set[str](), list[str]()
     namespaces: dict[str, tuple[str, str]] = {}
+    described: Mapping[str, Any] | None = None
     for at, tool, namespace in _flat(tools, location):
         kind = tool.get("type")
         if kind in _OWN:
@@ -70,11 +72,14 @@ def given_tools(
         else:
             left_out.append(f"{at} ({str(kind)[:_SHOWN]})")
             continue
-        if namespace:
-            inner = _inner(function, "function")
+        if namespace is not None:
+            inner, group = _inner(function, "function"), str(namespace["name"])
             name = str(inner.get("name"))
-            function = {**inner, "type": "function", "name": in_namespace(namespace, name)}
-            namespaces[function["name"]] = namespace, name
+            function = {**inner, "type": "function", "name": in_namespace(group, name)}
+            if namespace is not described:
+                function["description"] = _with_namespace(namespace, inner.get("description"))
+                described = namespace
+            namespaces[function["name"]] = group, name
         saved.append(function)
         if kind == CUSTOM:
             custom.add(str(function["name"]))
@@ -83,39 +88,52 @@ def given_tools(
 
 def _flat(
     tools: Sequence[Mapping[str, Any]] | None, location: str
-) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    """Yield each tool with its location and the name of its namespace, "" where it is in none.
-    Raises ApiError for a namespace without a name or a list of tools.
+) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any] | None]]:
+    """Yield each tool with its location and its namespace, None where it is in none. Raises
+    ApiError for a namespace without a name or a list of tools, and for a wrong description.
     """
     for i, tool in enumerate(tools or ()):
         at = f"{location}[{i}]"
         if tool.get("type") != NAMESPACE:
-            yield at, tool, ""
+            yield at, tool, None
             continue
         name, members = tool.get("name"), tool.get("tools")
         if not isinstance(name, str) or not name:
             raise _wrong_namespace(f"{at}.name", "a text")
         if not isinstance(members, list) or not all(isinstance(m, Mapping) for m in members):
             raise _wrong_namespace(f"{at}.tools", "a list of tools")
+        if not isinstance(tool.get("description"), (str, NoneType)):
+            raise _wrong_namespace(f"{at}.description", "a text")
         for j, member in enumerate(members):
-            yield f"{at}.tools[{j}]", member, name
+            yield f"{at}.tools[{j}]", member, tool
+
+
+def _with_namespace(namespace: Mapping[str, Any], description: Any) -> Any:
+    """Return the description of a tool after that of its namespace."""
+    text = namespace.get("description")
+    if not text or not isinstance(description, (str, NoneType)):
+        return description  # what is no text is refused where tools are read
+    return f"All tools of {namespace['name']}: {text}\n\n{description or ''}".rstrip()
 
 
 def _wrong_namespace(location: str, expected: str) -> ApiError:
     return ApiError(400, f"{location}: expected {expected}", param=location)
 
 
-def chosen_tool(choice: Any) -> Any:
-    """A `tool_choice` in which tools that take a text are functions. Raises ApiError for one that
-    asks for what a server would run.
+def chosen_tool(choice: Any, given: GivenTools) -> Any:
+    """A `tool_choice` in which tools that take a text, and those in namespaces, are functions; a
+    namespace stands for each of its tools. Raises ApiError for one that asks for what a server
+    would run, and for a namespace that is not in `given`.
     """
     if not isinstance(choice, Mapping):
         return choice
     kind = choice.get("type")
     if kind == "allowed_tools":
-        return _allowed(choice)
-    if kind == CUSTOM:
-        return {"type": "function", "name": _inner(choice, CUSTOM).get("name")}
+        return _allowed(choice, given)
+    if kind == NAMESPACE:
+        return _allow("required", _names(choice, "tool_choice", given))
+    if kind == CUSTOM or (kind in _OWN and _inner(choice, "function").get(NAMESPACE)):
+        return {"type": "function", "name": _names(choice, "tool_choice", given)[0]}
     if kind not in _OWN:
         raise ApiError(
             400,
@@ -127,16 +145,42 @@ def chosen_tool(choice: Any) -> Any:
     return choice
 
 
-def _allowed(choice: Mapping[str, Any]) -> Any:
+def _allowed(choice: Mapping[str, Any], given: GivenTools) -> Any:
     inner = _inner(choice, "allowed_tools")
     tools = inner.get("tools")
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         return choice  # which is refused where options are read
-    result = given_tools(tools)
-    if not result.tools and tools and inner.get("mode") != "required":
+    location = "tool_choice.allowed_tools.tools"
+    names = [n for i, tool in enumerate(tools) for n in _names(tool, f"{location}[{i}]", given)]
+    if not names and tools and inner.get("mode") != "required":
         return "none"
-    names = [{"type": "function", "name": _inner(t, "function").get("name")} for t in result.tools]
-    return {"type": "allowed_tools", "mode": inner.get("mode", "auto"), "tools": names}
+    return _allow(inner.get("mode", "auto"), names)
+
+
+def _allow(mode: Any, names: Sequence[Any]) -> dict[str, Any]:
+    tools = [{"type": "function", "name": name} for name in names]
+    return {"type": "allowed_tools", "mode": mode, "tools": tools}
+
+
+def _names(choice: Mapping[str, Any], location: str, given: GivenTools) -> list[Any]:
+    """Return the names by which the model knows what is chosen: none for what a server would run.
+    Raises ApiError for a namespace that is not in `given`.
+    """
+    kind = choice.get("type")
+    if kind == NAMESPACE:
+        wanted = choice.get("name")
+        names = [name for name, (group, _) in given.namespaces.items() if group == wanted]
+        if not names:
+            expected = ", ".join(sorted({group for group, _ in given.namespaces.values()}))[:200]
+            raise _wrong_namespace(
+                f"{location}.name", f"the name of a namespace: {expected or 'none is in tools'}"
+            )
+        return names
+    if kind not in (*_OWN, CUSTOM):
+        return []
+    inner = _inner(choice, CUSTOM if kind == CUSTOM else "function")
+    name, group = inner.get("name"), inner.get(NAMESPACE)
+    return [in_namespace(str(group), str(name)) if group else name]
 
 
 def _as_function(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -494,7 +494,8 @@ class ChatRequest(ThinkingFields, Generation):
     def _prompt_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {"continue_final_message": True} if self.continues else {}
         options |= self.thinking_options()
-        tools, choice = list(self.given_tools.tools), chosen_tool(self.tool_choice)
+        tools = list(self.given_tools.tools)
+        choice = chosen_tool(self.tool_choice, self.given_tools)
         several = self.parallel_tool_calls
         if self.calls_old_way:
             named: Any = self.function_call

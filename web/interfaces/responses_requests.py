@@ -396,8 +396,8 @@ class ResponsesRequest(Request):
 
     def _tool_options(self) -> dict[str, Any]:
         """The fields of AnswerOptions that say which tools there are."""
-        tools, choice = self.given_tools.tools, chosen_tool(self.tool_choice)
-        return tool_options(tools, choice, self.parallel_tool_calls)
+        choice = chosen_tool(self.tool_choice, self.given_tools)
+        return tool_options(self.given_tools.tools, choice, self.parallel_tool_calls)
 
     def _details(self) -> list[str]:
         """Return how closely pictures are to be looked at: "original" is as they are."""

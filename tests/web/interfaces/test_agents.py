@@ -154,6 +154,8 @@ def test_codex() -> None:
     named = ["shell", "apply_patch", "mcp__colors__mix"]
     assert [tool.name for tool in ticket.settings.toolbox.tools] == named
     assert 'start: "*** Begin Patch" LF' in ticket.settings.toolbox.tools[1].description
+    mix = ticket.settings.toolbox.tools[2].description
+    assert mix == "All tools of mcp__colors: Tools in the mcp__colors namespace.\n\nRuns a command"
     (call,) = ticket.messages[2]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"input": PATCH}
     roles = ["assistant", "tool", "assistant", "tool", "user"]
@@ -179,6 +181,79 @@ def test_codex_finds_the_tool_of_a_namespace_that_was_called() -> None:
         *[("mix", "mcp__colors")] * 2,
         *[("shell", None)] * 2,
     ]
+
+
+COLORS = {
+    "type": "namespace",
+    "name": "colors",
+    "description": "Mixes paint.",
+    "tools": [{"type": "web_search"}, {"name": "mix"}, {**APPLY_PATCH, "name": "patch"}],
+}
+IN_COLORS = ("colors__mix", "colors__patch")
+
+
+def test_the_description_of_a_namespace_is_shown_once() -> None:
+    service = FakeService()
+    others = [{**COLORS, "name": name, "description": None} for name in ("a", "b")]
+    body = {"input": "hi", "tools": [COLORS, *others]}
+    assert client_for(service).post("/v1/responses", json=body).status_code == 200
+    tools = service.tickets[0].settings.toolbox.tools
+    shown = [tool.name for tool in tools if "All tools of" in tool.description]
+    assert shown == ["colors__mix"]
+    assert tools[0].description == "All tools of colors: Mixes paint."
+
+
+@pytest.mark.parametrize(
+    "choice, mode, names",
+    [
+        ({"type": "namespace", "name": "colors"}, "required", IN_COLORS),
+        ({"type": "function", "name": "mix", "namespace": "colors"}, "required", IN_COLORS[:1]),
+        ({"type": "function", "name": "colors__mix"}, "required", IN_COLORS[:1]),
+        ({"type": "custom", "name": "patch", "namespace": "colors"}, "required", IN_COLORS[1:]),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "namespace", "name": "colors"}, SHELL],
+            },
+            "auto",
+            (*IN_COLORS, "shell"),
+        ),
+    ],
+)
+def test_a_choice_may_name_a_namespace(choice: Any, mode: str, names: tuple[str, ...]) -> None:
+    service = FakeService()
+    body = {"input": "hi", "tools": [SHELL, COLORS], "tool_choice": choice}
+    result = client_for(service).post("/v1/responses", json=body)
+    assert result.status_code == 200, result.text
+    chosen = service.tickets[0].settings.toolbox.choice
+    assert (chosen.mode, chosen.names) == (mode, names)
+
+
+@pytest.mark.parametrize(
+    "choice, error",
+    [
+        (
+            {"type": "namespace", "name": "x"},
+            "tool_choice.name: expected the name of a namespace: ",
+        ),
+        ({"type": "namespace"}, "tool_choice.name: expected the name of a namespace: colors"),
+        (
+            {"type": "allowed_tools", "tools": [{"type": "namespace", "name": ["x"]}]},
+            "tool_choice.allowed_tools.tools[0].name: expected the name of a namespace: colors",
+        ),
+        (
+            {"type": "function", "name": "mix", "namespace": "x"},
+            "tool_choice.name: found 'x__mix', expected the name of a tool: colors__mix, ",
+        ),
+    ],
+)
+def test_a_choice_of_a_namespace_that_is_not_there_is_refused(choice: Any, error: str) -> None:
+    body = {"input": "hi", "tools": [SHELL, COLORS], "tool_choice": choice}
+    result = client_for(FakeService()).post("/v1/responses", json=body)
+    message = result.get_json()["error"]["message"]
+    assert (result.status_code, message[: len(error)]) == (400, error)
+    assert "\n" not in message
 
 
 def test_claude_code() -> None:
@@ -510,6 +585,9 @@ HOSTILE: list[dict[str, Any]] = [
     {"tools": [{"type": "namespace", "name": "x", "tools": [5]}]},
     {"tools": [{"type": "namespace", "name": "x", "tools": [{"function": 5}, {"name": [1]}]}]},
     {"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "namespace"}]}]},
+    {"tools": [{"type": "namespace", "name": "x", "description": [5], "tools": [{"name": "y"}]}]},
+    {"tool_choice": {"type": "namespace", "name": {"x": "\n" * 9000}}},
+    {"tool_choice": {"type": "function", "name": [1], "namespace": {"x": "\n" * 9000}}},
     {"tools": [{"type": "namespace", "name": "x", "tools": [{"name": "y"}] * 300}]},
     {"tools": [{"type": "\x00\r\nSet-Cookie: a"}]},
     {"tool_choice": {"type": "allowed_tools", "tools": [[]]}},
