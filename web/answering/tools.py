@@ -168,8 +168,8 @@ def _names(choice: Mapping[str, Any], location: str, given: GivenTools) -> list[
     """
     kind = choice.get("type")
     if kind == NAMESPACE:
-        wanted = choice.get("name")
-        names = [name for name, (group, _) in given.namespaces.items() if group == wanted]
+        requested = choice.get("name")
+        names = [name for name, (group, _) in given.namespaces.items() if group == requested]
         if not names:
             expected = ", ".join(sorted({group for group, _ in given.namespaces.values()}))[:200]
             raise _wrong_namespace(
