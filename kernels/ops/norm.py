@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,18 +23,7 @@ def _layer_norm_shape(x: Type, w: Type, b: Type | None = None, *, eps: float) ->
     return _norm_shape(x, w, b, eps=eps)
 
 
-def _rms_norm_shape(x: Type, w: Type | None = None, *, eps: float) -> Type | None:
-    """Return also the type for columns of a wider value, such as queries and keys of one product:
-    torch would load its compiler to find it out.
-    """
-    result = _norm_shape(x, w, eps=eps)
-    descend = all(a >= b > 0 for a, b in pairwise((*x.strides, 1)))
-    if result is None and descend:
-        return Type.contiguous(x.shape, x.dtype)
-    return result
-
-
-@op(shape=_rms_norm_shape, flops=lambda n: 4 * n.type.count)
+@op(shape=_norm_shape, flops=lambda n: 4 * n.type.count)
 def rms_norm(x: Tensor, w: Tensor | None = None, *, eps: float) -> Tensor:
     """x * rsqrt(mean(x^2) + eps) * w
 

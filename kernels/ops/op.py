@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -159,9 +160,16 @@ def op(
 
 
 def same_as_first(first: Type, *others: Type | None, **attrs: Any) -> Type | None:  # noqa: ARG001
-    """The shape rule of ops on each element of their first input."""
+    """The shape rule of ops on each element of their first input. Of columns of a wider value, as
+    queries and keys of one product are, the result is contiguous as well: torch would load its
+    compiler to find that out.
+    """
     need_floats(first, *others)
-    return first if first.is_contiguous else None
+    if first.is_contiguous:
+        return first
+    steps = [step for step, size in zip(first.strides, first.shape, strict=True) if size > 1]
+    descend = all(a > b for a, b in pairwise((*steps, 0)))
+    return Type.contiguous(first.shape, first.dtype) if descend else None
 
 
 def need_floats(*types: Type | None) -> None:

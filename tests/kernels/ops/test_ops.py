@@ -62,6 +62,16 @@ def test_the_shape_rule_is_what_the_reference_returns(op, strided):
             assert shares[0] == node.alias and not any(shares[1:]), f"seed {seed} {dtype}"
 
 
+@pytest.mark.parametrize("op", ["add", "mul", "scale", "silu", "sigmoid", "relu", "rms_norm"])
+def test_columns_of_a_wider_value_have_a_shape_rule(op):
+    """Else a short convolution, or a norm of queries, has torch load its compiler at the start."""
+    columns = Type((3, 8), torch.float32, (24, 1))
+    weight = {"rms_norm": (Type.contiguous((8,), torch.float32),), "add": (columns,)}
+    operands = (columns, *(weight | {"mul": weight["add"]}).get(op, ()))
+    attrs = {"scale": {"factor": 2.0}, "rms_norm": {"eps": 1e-5}}.get(op, {})
+    assert OPS[op].shape(*operands, **attrs) == Type.contiguous((3, 8), torch.float32)
+
+
 def mutations(op: str, seed: int) -> list[tuple[tuple[Type | None, ...], dict[str, Any]]]:
     """Types of a right case with one operand made another: a size off by one, a dimension more or
     less, another dtype, or missing.
