@@ -17,6 +17,7 @@ from mtmd.llm.state import KV, PAGE, KVType
 
 CHECKED = 16  # tokens read before the step that is looked at
 ROWS = (2, 4, 8)  # of a step with proposals
+COARSE_TYPES = ("fp8", "q4_0")  # of a cache
 RUNS = 4  # of each, after one that does not count
 
 
@@ -65,7 +66,21 @@ def kv_facts(runner: Runner) -> KVFacts:
         size(runner.pages, runner.kv, keys=True),
         size(1, KVType.of("auto", runner.dtype), keys=True) // PAGE,
         size(1, runner.kv, keys=False),
+        _cache_warning(runner),
     )
+
+
+def _cache_warning(runner: Runner) -> str | None:
+    """Why the cache's type is a poor one for the model: biases make single channels of keys so
+    large that few bits for a row lose the others (Qwen2.5-Coder-0.5B: docs/LOG.md).
+    """
+    biased = any(name.endswith(".attn_k.bias") for name in runner.family.parameters())
+    if runner.kv.name in COARSE_TYPES and biased:
+        return (
+            f"{runner.kv.name} can make answers of this model useless: its keys have biases, "
+            "which make single values large (docs/running.md); --kv-type q8_0 keeps them"
+        )
+    return None
 
 
 def _tokens(count: int) -> str:

@@ -95,7 +95,8 @@ class GraphFacts:
 class KVFacts:
     """Keys and values as they are stored: in which type, bytes of one token over all layers, and of
     a full cache; `computed_bytes` is that of one token in the type that is computed in.
-    `recurrent_bytes` of other states stay as they are.
+    `recurrent_bytes` of other states stay as they are. `warning`: why the type is a poor choice for
+    this model.
     """
 
     type: str
@@ -103,6 +104,7 @@ class KVFacts:
     bytes: int
     computed_bytes: int
     recurrent_bytes: int
+    warning: str | None = None
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ def kv_text(kv: KVFacts, dtype: str) -> str:
     return (
         f"keys and values: {kv.type}, {kv.token_bytes / 1024:,.1f} KiB a token{computed}, "
         f"{mib(kv.bytes)} of a full cache{states if kv.recurrent_bytes else ''}"
+        f"{f'; WARNING: {kv.warning}' if kv.warning else ''}"
     )
 
 

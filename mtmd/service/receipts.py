@@ -99,6 +99,7 @@ def model_warnings(loaded: LoadedModel) -> tuple[str, ...]:
         *recording_warnings(loaded.backends),
         *ranks_warnings(loaded),
         *thread_warnings(loaded.backends[0], loaded.cores),
+        *((f"keys and values: {loaded.kv.warning}",) if loaded.kv.warning else ()),
     )
 
 
