@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 # Those that load no model, compile no kernel and start no server.
-QUICK := tests/test_layering.py tests/clip tests/kernels tests/llm tests/mtmd/prompt tests/mtmd/test_config.py \
+QUICK := tests/test_layering.py tests/clip tests/kernels tests/llm tests/mtmd/prompt tests/mtmd/options \
     --ignore tests/kernels/gpu --ignore tests/mtmd/prompt/test_bridge.py
 
 .PHONY: demo test ptx ray published check quick lint docs floors audit hostile clients deployments clean

@@ -78,7 +78,8 @@ REFERENCE = {
     "Frames of videos": ((FrameRequest,), "Of `VideoInput`, and of commands that answer."),
     "The server": (
         (ServerSettings, MediaBudget, ConnectionLimits, ServeOptions),
-        "Of `mtmd serve`, beside those of loading.",
+        "Of `mtmd serve`, beside those of loading. The names are those of its settings, not "
+        "keyword arguments.",
     ),
 }
 
@@ -109,7 +110,7 @@ def rows(record: type) -> Iterator[str]:
         value = defaults_of(record)[name]
         shown = "" if value in (None, (), "") else str(value)
         if declared.scale != 1:
-            shown = f"{value // declared.scale} {declared.kind.metavar}"
+            shown = f"{value // declared.scale} {declared.kind.metavar.replace('IB', 'iB')}"
         shown = declared.default.format(shown) if declared.default else shown
         preset = "yes" if declared.preset else ""
         cells = (

@@ -45,11 +45,12 @@ def keys_of(app: Flask) -> Keys:
 
 class RateLimit:
     """A bucket for each key that fills at `per_minute` / 60 tokens a second, and holds a tenth of a
-    minute's, at least 10.
+    minute's, at least 10 but no more than a minute's.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate, self._maximum, self._clock = per_minute / 60, max(10.0, per_minute / 10), clock
+        self._rate, self._clock = per_minute / 60, clock
+        self._maximum = min(float(per_minute), max(10.0, per_minute / 10))
         self._buckets: dict[str, tuple[float, float]] = {}
         self._lock = threading.Lock()
 
@@ -84,12 +85,12 @@ class Access:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        if wait := self._limit.take(caller.owner):
+        if wait := math.ceil(self._limit.take(caller.owner)):
             raise ApiError(
                 429,
-                f"more than {self._rate} requests a minute with this key; wait",
+                f"more than {self._rate} requests a minute with this key; wait {wait} s",
                 code="rate_limit_exceeded",
-                headers={"Retry-After": str(math.ceil(wait))},
+                headers={"Retry-After": str(wait)},
             )
         return caller
 

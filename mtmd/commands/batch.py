@@ -46,7 +46,7 @@ HELP = (
 EXAMPLES = """\
 mtmd batch photos/ -p "Describe the image." --out answers.jsonl
 mtmd batch 'photos/**/*.jpg' --out answers.csv --resume
-mtmd batch papers/ --pages --task markdown --markdown pages/ --out pages.jsonl -m org/name
+mtmd batch papers/ --pages --task markdown --max-tokens -1 --markdown md/ --out md.jsonl -m org/name
 mtmd batch films/ -p "What happens here?" --every 10s --out scenes.csv
 find . -name '*.png' | mtmd batch --list - --out answers.jsonl
 mtmd batch --list addresses.txt --allow-remote-media --out answers.jsonl
@@ -311,14 +311,16 @@ class _Summary:
     """Summary of a run: rows of before that stay, and those that it has written."""
 
     def __init__(self, resumed: Any):
-        self.known, self.rows, self.only_thoughts = resumed.known, 0, 0
+        self.known, self.rows, self.only_thoughts, self.cut = resumed.known, 0, 0, 0
         self.failed = len(resumed.failed)
         self.shown = list(resumed.failed[:FAILURES_SHOWN])
         self.start, self.is_broken_off = time.perf_counter(), False
 
     def count(self, row: Any) -> None:
         self.rows += 1
-        self.only_thoughts += bool(row.thinking and not (row.text or "").strip())
+        only_thought = bool(row.thinking and not (row.text or "").strip())
+        self.only_thoughts += only_thought
+        self.cut += row.finish == "length" and not only_thought
         if row.error is not None:
             self.failed += 1
             self.shown += [(row.image, row.error)] if len(self.shown) < FAILURES_SHOWN else []
@@ -340,6 +342,9 @@ class _Summary:
         if count := self.only_thoughts:
             have = "row has" if count == 1 else "rows have"
             yield f"  {count} {have} a thought and no answer; give --max-tokens or --think-budget"
+        if self.cut:
+            answers = "answer was" if self.cut == 1 else "answers were"
+            yield f"  {self.cut} {answers} cut (finish is length); --max-tokens -1 is all that fits"
         if self.is_broken_off:
             yield "  the same command with --resume goes on"
         for name, error in self.shown:

@@ -185,6 +185,8 @@ def test_a_key_has_so_many_requests_a_minute():
     now[0] += 3600
     assert [limit.take("a") > 0 for _ in range(13)] == [False] * 12 + [True]
     assert all(RateLimit(0).take("a") == 0.0 for _ in range(1000))
+    few = RateLimit(3, clock=lambda: now[0])
+    assert [few.take("a") for _ in range(4)] == [0.0, 0.0, 0.0, pytest.approx(20.0)]
 
 
 def test_too_many_requests_are_told_when_to_come_again():

@@ -69,6 +69,18 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
+def test_answers_that_were_cut_are_counted(
+    pictures: dict[Path, str], mtmd: Any, tmp_path: Path
+) -> None:
+    requested = list(pictures)[:2]
+    out = tmp_path / "rows.jsonl"
+    ran = mtmd("batch", *requested, "-p", COUNT, "--max-tokens", "1", "--out", out)
+    assert ran.code == 0 and [row["finish"] for row in rows_of(out)] == ["length"] * 2
+    assert ran.err.endswith(
+        "  2 answers were cut (finish is length); --max-tokens -1 is all that fits\n"
+    )
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_every_picture_has_its_answer_in_order(
     ending: str, pictures: dict[Path, str], mtmd: Any, tmp_path: Path
