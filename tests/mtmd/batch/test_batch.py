@@ -486,6 +486,7 @@ def test_interrupted_it_stops_with_what_is_done(pictures: dict[Path, str], tmp_p
     )
     lines = reported.decode().splitlines()
     assert lines[0].startswith(f"{out}: {len(rows)} rows in ") and lines[1:] == [
+        f"  {len(rows)} answers were cut (finish is length); --max-tokens -1 is all that fits",
         "  the same command with --resume goes on",
         "mtmd batch: interrupted",
     ]
