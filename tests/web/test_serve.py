@@ -210,7 +210,7 @@ def test_a_crash_of_native_code_tells_where_it_was(python):
             client.chat.completions.create(model="demo model", messages=[user("hi")])
         _, err = process.communicate(timeout=30)
     assert process.returncode == 70
-    assert "Fatal Python error: Aborted" in err and "in _turn" in err
+    assert "Fatal Python error: Aborted" in err and "run_loop.py" in err
 
 
 def test_what_the_server_keeps_is_its_users_alone(tmp_path):

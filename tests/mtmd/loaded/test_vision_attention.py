@@ -78,6 +78,7 @@ class Card(Gpu):
     """Its kernels run in Triton's interpreter."""
 
     compiles = True
+    queue_bytes = 0
 
     def __init__(self, folder, **candidates):
         super().__init__()

@@ -175,6 +175,7 @@ SEEN = """text => [...document.querySelectorAll(".message")].some((message) => {
 
 def test_of_a_long_conversation_there_is_what_is_looked_at(browser, fake):
     store = Store(None)
+    fake.context = 1 << 16  # else so long a conversation is refused
     long, parent = store.create("anybody", "long"), None
     for number in range(400):
         text = f"word{number}x of this message. " * 12

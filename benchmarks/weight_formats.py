@@ -2,8 +2,8 @@
 its layers: memory of the process against the file, time to load, prompt and tokens, beside the same
 model in BF16.
 
-    python benchmarks/quantized_files.py --folder /tmp/files
-    python benchmarks/quantized_files.py --folder /tmp/files --formats fp8,awq --rounds 3
+    python benchmarks/weight_formats.py --folder /tmp/files
+    python benchmarks/weight_formats.py --folder /tmp/files --formats fp8,awq --rounds 3
 
 Weights are random; each form is written, measured in a process of its own with one thread, and
 removed. Times are CPU seconds, loading from pages that are in memory; memory is what
