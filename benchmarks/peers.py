@@ -632,8 +632,8 @@ def openvino_batch(path: Path, context: int, batch: int, threads: int) -> float:
 
 
 def openvino_encodes(kind: str, threads: int) -> Rates:
-    """Of transformers' module, converted by OpenVINO, in bfloat16. torch and transformers are those
-    of the Python that has started this one.
+    """Encodes a second of transformers' module, converted by OpenVINO, in bfloat16. torch and
+    transformers are those of the Python that has started this one.
     """
     import openvino
     import torch
@@ -646,7 +646,7 @@ def openvino_encodes(kind: str, threads: int) -> Rates:
     )
     request = model.create_infer_request()
     values = pixels.numpy()
-    # Its memory is that of the conversion, too, and so is not told.
+    # Its memory includes that of the conversion, so it is left out.
     return {"encode": encode_rates(lambda: request.infer([values]))["encode"]}
 
 

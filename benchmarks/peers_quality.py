@@ -7,9 +7,9 @@
 The text is that of `mtmd bench --quality`, in stretches of --context tokens; "prompt" reads a
 stretch at once, "answer" token by token. The reference of this project and of OpenVINO GenAI is
 transformers in fp32; that of llama.cpp is llama.cpp with the weights and the cache as fp32, by
-llama-perplexity, over the later half of each stretch (so is what is told of the others).
-OpenVINO runs the model that OpenVINO GenAI makes of the file, with its own settings for a CPU,
-which are told. A program that cannot read the file is told of.
+llama-perplexity. The mean is over the later half of each stretch, for all programs. OpenVINO runs
+the model that OpenVINO GenAI makes of the file, with its own settings for a CPU, which are printed.
+A program that cannot read the file is reported.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def openvino_rows(folder: Path, threads: int) -> None:
     import openvino_genai
 
     path = next(folder.glob("*.gguf"))
-    # It saves what it makes of the file beside it; there is no other way to logits.
+    # It saves its own model in the file's folder; GenAI gives no logits.
     openvino_genai.LLMPipeline(str(path), "CPU", enable_save_ov_model=True)
     core = openvino.Core()
     model = core.compile_model(
@@ -125,7 +125,7 @@ def openvino_rows(folder: Path, threads: int) -> None:
 def openvino(
     python: str, path: Path, ids: list[int], context: int, threads: int
 ) -> tuple[Rows, Rows, str]:
-    """What it reads as a prompt and token by token, and its settings."""
+    """How it reads a prompt, and a token at a time, and its settings."""
     import numpy as np
 
     with tempfile.TemporaryDirectory() as temporary:

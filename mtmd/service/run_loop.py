@@ -197,8 +197,8 @@ class RunLoop:
 
     def _start(self, request: Request, embeddings: list[Tensor]) -> None:
         settings, prepared = request.settings, request.prompt
-        spans = self._prompts.bridge.spans(prepared.pieces, prepared.pictures, embeddings)
-        try:
+        try:  # an encoder that reads the prompt computes here, and may lack memory
+            spans = self._prompts.bridge.spans(prepared.pieces, prepared.pictures, embeddings)
             prompt = Prompt(
                 spans,
                 request.sampler,

@@ -210,8 +210,8 @@ def blueprint(answering: Answering) -> Blueprint:
     @routes.post("/detokenize")
     @takes(Body.JSON, Work.ANSWER)
     def detokenize() -> dict[str, str]:
-        body = json_body(Detokenize)
         """The text as llama.cpp's server names it, and as vLLM's does."""
+        body = json_body(Detokenize)
         text = chosen(body).service.spelling_of(body.tokens)
         return {"content": text, "prompt": text}
 

@@ -281,6 +281,28 @@ def test_an_encoder_that_fails_on_one_picture(
     assert service.stats().failed == 2 and service.stats().encoding == 0
 
 
+def test_an_encoder_that_reads_the_prompt_and_lacks_memory_fails_one_request(
+    service: Service, demo: Model, world: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such an encoder computes once the pictures are there, when spans are made."""
+    bridge = service._prompts.bridge
+    bad, make = bridge.prepare([open_picture(noise(1))])[0].content, bridge.spans
+
+    def failing(pieces: Any, prepared: Any, embeddings: Any) -> Any:
+        if [one.content for one in prepared] == [bad]:
+            raise DeviceMemoryError("no memory for this prompt")
+        return make(pieces, prepared, embeddings)
+
+    monkeypatch.setattr(bridge, "spans", failing)
+    tickets = [service.submit(requested(p)) for p in (world[1], noise(1), world[2])]
+    assert [answer(tickets[i]).text for i in (0, 2)] == [
+        demo.describe(world[n], COUNT) for n in (1, 2)
+    ]
+    with pytest.raises(DeviceMemoryError, match="no memory for this prompt"):
+        answer(tickets[1])
+    assert service.stats().failed == 1
+
+
 def test_a_defect_ends_requests_and_not_the_service(
     service: Service, demo: Model, world: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
