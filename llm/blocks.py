@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -18,6 +19,33 @@ from mtmd.llm.inputs import TextInputs
 from mtmd.llm.state import KV, PAGE
 
 KeysValues = tuple[Node, Node]
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """Numbers that Granite multiplies by: what is embedded, pictures too; what a block adds;
+    scores, in place of 1 / sqrt(K); and what logits are divided by.
+    """
+
+    embedding: float
+    residual: float
+    attention: float
+    logits: float
+
+    def gguf_keys(self) -> dict[str, float]:
+        return {
+            "embedding_scale": self.embedding,
+            "residual_scale": self.residual,
+            "attention.scale": self.attention,
+            "logit_scale": self.logits,
+        }
+
+
+def added(y: Node, x: Node, at: str, times: Multipliers | None) -> Node:
+    """Return what a block gives, times its multiplier, added to what it was given."""
+    if times:
+        y = ops.scale(y, factor=times.residual, name=f"{at}_scaled")
+    return ops.add(y, x, name=f"{at}_residual")
 
 
 def token_embeddings(inputs: TextInputs, w: Weights, scale: float = 1.0) -> Node:
@@ -90,6 +118,17 @@ def cache_keys_values(k: Node, v: Node | None, layer: int, inputs: TextInputs) -
         for which, name in enumerate(("keys", "values")[: cache.shape[0]])
     ]
     return gathered[0], gathered[-1]
+
+
+def carry_state(packed: Node, state: Node, inputs: TextInputs, name: str) -> Node:
+    """Return the rows of the batch's tokens of what a recurrent op gave. Those behind them are the
+    states that its sequences go on from, which are stored.
+    """
+    after = ops.rows(packed, start=inputs.tokens, stop=packed.shape[0], name=f"{name}.after")
+    inputs.saved.append(
+        ops.state_store(state, after, inputs.sequence_slots, name=f"{name}.state_store")
+    )
+    return ops.rows(packed, start=0, stop=inputs.tokens, name=f"{name}.tokens")
 
 
 def context_keys_values(k: Node, v: Node, layer: int, inputs: TextInputs, kv: KV) -> KeysValues:

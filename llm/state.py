@@ -96,8 +96,8 @@ class ConvWindow:
 
 
 @dataclass(frozen=True)
-class DeltaState:
-    """The matrices of a gated delta net: keys K by values V for each of H heads, in fp32 whatever
+class MatrixState:
+    """The matrices of linear attention: keys K by values V for each of H heads, in fp32 whatever
     is computed in: a recurrence sums over the whole past.
     """
 
@@ -105,16 +105,16 @@ class DeltaState:
     heads: int
     value: int
 
-    name = "delta"
+    name = "matrix"
 
     def type(self, sequences: int, pages: int, dtype: torch.dtype, kv: KVType) -> Type:  # noqa: ARG002
         return Type.contiguous((sequences, self.head, self.heads, self.value), torch.float32)
 
-    def part(self, heads: int) -> DeltaState:
+    def part(self, heads: int) -> MatrixState:
         return replace(self, heads=heads)
 
 
-State: TypeAlias = "KV | ConvWindow | DeltaState"
+State: TypeAlias = "KV | ConvWindow | MatrixState"
 Layers: TypeAlias = "Sequence[Sequence[State]]"
 
 

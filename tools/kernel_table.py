@@ -56,7 +56,7 @@ on every target, so that loads can run further ahead.
 OTHERS = """
 ## The other kernels
 
-Each kernel is compiled at the sizes of its `USES`. The gated delta rule (`kernels/gpu/gated_delta.py`) supports bf16,
+Each kernel is compiled at the sizes of its `USES`. Linear attention (`kernels/gpu/linear_attention.py`: the gated delta rule, Mamba-2's selective scan) supports bf16,
 fp16 and fp32, keys of 1 to 256 and values of any size. Decoding, and inputs that are not bf16, are computed token by token, others in chunks; `tile`
 is tokens of a chunk x columns of a state, and warps. The short convolution (`kernels/gpu/short_conv.py`) covers 2 to 8 tokens; `tile`
 is rows x channels, and warps. The RMS norm and the L2 norm (`kernels/gpu/norms/rms_norm.py`) support rows of any width and any strides; `tile` is rows x

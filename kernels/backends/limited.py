@@ -26,7 +26,7 @@ COMPARE: dict[str, Callable[[int, int], bool]] = {
 FACTS = ("head", "batch", "rows", "width")
 # Ops on tokens, one after another: no dimension of theirs counts as a batch.
 NO_BATCH = (
-    "gated_delta",
+    "linear_attention",
     "gated_norm",
     "gather_pages",
     "half",

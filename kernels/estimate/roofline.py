@@ -34,7 +34,7 @@ from mtmd.kernels.plan.scheduler import Plan
 UNCONFIRMED = "not confirmed by a run"  # of all times, until those of a card were compared with one
 BANDWIDTH, FLOPS, LAUNCHES, EXCHANGE = "bandwidth", "FLOPs", "launches", "exchange"
 UNPACKING = "unpacking"
-PRODUCTS = ("attention", "paged_attention", "attn_scores", "attn_mix", "gated_delta")
+PRODUCTS = ("attention", "paged_attention", "attn_scores", "attn_mix", "linear_attention")
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ KERNELS: dict[str, tuple[Entry, ...]] = {
     "conv2d": (Entry("convolution", "conv2d", optional=True),),
     "delta_gates": (Entry("delta gates", "delta_gates"),),
     "embed": (Entry("quantized rows", "embed", applies=has_quantized_weight, optional=True),),
-    "gated_delta": (Entry("gated delta rule", "gated_delta"),),
+    "linear_attention": (Entry("linear attention", "linear_attention"),),
     "gated_norm": (Entry("gated norm", "norms.gated_norm"),),
     "gelu": (Entry("GELU", "gated", applies=is_quick, optional=True, constant="GELU_KERNEL"),),
     "gelu_mul": (Entry("GELU gate", "gated", optional=True, constant="GELU_MUL"),),

@@ -55,7 +55,7 @@ from mtmd.kernels.ops.norm import (
     rms_norm,
 )
 from mtmd.kernels.ops.op import OPS, Op
-from mtmd.kernels.ops.recurrent import delta_gates, gated_delta, short_conv, state_store
+from mtmd.kernels.ops.recurrent import delta_gates, linear_attention, short_conv, state_store
 from mtmd.kernels.ops.relative import relative_keys, relative_queries
 from mtmd.kernels.ops.rope import rope, rope_columns, rope_store, rope_table
 from mtmd.kernels.ops.view import columns, half, kv_half, reshape, rows
@@ -83,7 +83,6 @@ __all__ = [
     "embed",
     "embed_part",
     "from_windows",
-    "gated_delta",
     "gated_norm",
     "gather_pages",
     "gelu",
@@ -94,6 +93,7 @@ __all__ = [
     "kv_store",
     "l2_norm",
     "layer_norm",
+    "linear_attention",
     "lora",
     "matmul",
     "matmul_gated",

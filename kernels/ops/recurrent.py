@@ -1,4 +1,4 @@
-"""Ops that carry a state along each sequence: a short causal convolution and the gated delta rule.
+"""Ops that carry a state along each sequence: a short causal convolution and linear attention.
 
 A batch is T tokens of S sequences, one after another: `starts` int64 [S + 1] are the offsets of
 their first tokens (0 first, T last; cu_seqlens elsewhere), and `slots` int64 [S], all different,
@@ -134,7 +134,7 @@ def spans(starts: Tensor) -> list[tuple[int, int]]:
     return list(pairwise(at))
 
 
-def _delta_shape(
+def _linear_shape(
     q: Type,
     k: Type,
     v: Type,
@@ -145,6 +145,7 @@ def _delta_shape(
     slots: Type,
     *,
     scale: float,  # noqa: ARG001
+    delta: bool = True,  # noqa: ARG001
 ) -> Type:
     count = _need_sequences(starts, slots)
     need_floats(q, k, v)
@@ -173,14 +174,16 @@ def _delta_shape(
     return Type.contiguous((v.shape[0] + count * key, heads, value), torch.float32)
 
 
-def _delta_flops(node: Node) -> int:
-    """Per token and head: one multiplication of the state, two products with it and one update."""
+def _linear_flops(node: Node) -> int:
+    """Per token and head: one multiplication of the state, a product with it, or two, and one
+    update.
+    """
     k, v = node.inputs[1:3]
     assert k is not None and v is not None
-    return 7 * v.type.count * k.shape[2]
+    return (7 if node.attrs.get("delta", True) else 5) * v.type.count * k.shape[2]
 
 
-def _delta_workspace(node: Node) -> int:
+def _linear_workspace(node: Node) -> int:
     """q and k in fp32 for each head, v in fp32, and three states: the last, the next and a
     product.
     """
@@ -193,13 +196,13 @@ def _delta_workspace(node: Node) -> int:
 
 
 @op(
-    shape=_delta_shape,
-    flops=_delta_flops,
+    shape=_linear_shape,
+    flops=_linear_flops,
     traffic=_state_traffic,
-    workspace=_delta_workspace,
+    workspace=_linear_workspace,
     waits=True,
 )
-def gated_delta(
+def linear_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -210,18 +213,23 @@ def gated_delta(
     slots: Tensor,
     *,
     scale: float,
+    delta: bool = True,
 ) -> Tensor:
-    """The gated delta rule (arXiv:2412.06464), token after token; head h reads the queries and keys
-    of group h // (H / G)
+    """Linear attention whose state decays, token after token; head h reads the queries and keys of
+    group h // (H / G)
 
         S <- exp(decay_t) S
 
-        S <- S + beta_t k_t (v_t - S^T k_t)^T
+        S <- S + beta_t k_t (v_t - S^T k_t)^T          with `delta`
+        S <- S + beta_t k_t v_t^T                      without
         o_t = scale S^T q_t
 
     q, k [T, G, K], v [T, H, V], decay (log, finite, <= 0) and beta [T, H] fp32, state [N, K, H, V]
     fp32 -> fp32 [T + S K, H, V]: o, then each sequence's last state as K rows. q and k come as they
-    are to be used: models normalise them before.
+    are to be used: models normalise them before. With `delta` it is the gated delta rule
+    (arXiv:2412.06464), where what is written replaces what the state has for its key. Without, it
+    is the selective scan of Mamba-2 (arXiv:2405.21060): q is its C, k its B, v its x, beta its step
+    and decay its step times A.
     """
     repeats = v.shape[1] // q.shape[1]
     q, k = (x.float().repeat_interleave(repeats, 1).transpose(1, 2) for x in (q, k))  # [T, K, H]
@@ -232,8 +240,8 @@ def gated_delta(
         now = state[slots[i]]
         for t in range(start, stop):
             now = now * decay[t].exp()[:, None]
-            delta = beta[t][:, None] * (v[t] - (now * k[t][..., None]).sum(0))
-            now = now + k[t][..., None] * delta
+            u = v[t] - (now * k[t][..., None]).sum(0) if delta else v[t]
+            now = now + k[t][..., None] * (beta[t][:, None] * u)
             out[t] = scale * (now * q[t][..., None]).sum(0)
         states[i] = now
     return out
@@ -278,8 +286,8 @@ def _gates_shape(alpha: Type, beta: Type, dt: Type, a: Type) -> Type:
 
 @op(shape=_gates_shape, flops=lambda n: 6 * n.type.count)
 def delta_gates(alpha: Tensor, beta: Tensor, dt: Tensor, a: Tensor) -> Tensor:
-    """Return what each head keeps and writes, as `gated_delta` takes it: a softplus(alpha + dt),
-    and sigmoid(beta)
+    """Return what each head keeps and writes, as `linear_attention` takes it: a softplus(alpha +
+    dt), and sigmoid(beta)
 
     alpha, beta [T, H], dt, a fp32 [H] -> fp32 [2, T, H]
     """

@@ -59,6 +59,7 @@ class Located:
 
 Rule = Callable[[Dims, Node, "list[State]"], Located]
 RULES: dict[str, Rule] = {}
+GATED = ("silu_mul", "gelu_mul")
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -207,7 +208,7 @@ def _clamp(dims: Dims, node: Node, states: list[State]) -> Located:
     return _each_element(dims, node, states)
 
 
-@rule("add", "mul", "silu_mul", "gelu_mul")
+@rule("add", "mul", *GATED)
 def _two(dims: Dims, node: Node, states: list[State]) -> Located:
     a, b = states
     first, second = node.inputs
@@ -248,9 +249,17 @@ def _dims(*states: State) -> list[Any]:
 
 @rule("rms_norm", "layer_norm", "l2_norm")
 def _norm(dims: Dims, node: Node, states: list[State]) -> Located:
-    if isinstance(states[0], Split) and states[0].axis == len(node.shape) - 1:
-        raise Conflict(_dims(states[0]), f"{node.op} reads all of a row")
-    return _each_element(dims, node, states)
+    x = states[0]
+    if not isinstance(x, Split) or x.axis != len(node.shape) - 1:
+        return _each_element(dims, node, states)
+    source, parts = node.inputs[0], dims.flat(x.segments)
+    if source is None or source.op not in GATED or len(parts) > 1:
+        raise Conflict(_dims(x), f"{node.op} reads all of a row")
+    # Gated rows lie between two products, which are worth more than to bring the parts together.
+    for _, dim in parts:
+        assert dim is not None
+        dim.root.exact = True
+    return Located((x, *(WHOLE,) * (len(states) - 1)), x, notes={"gathered": True})
 
 
 @rule("rope")
@@ -576,18 +585,23 @@ def _short_conv(dims: Dims, node: Node, states: list[State]) -> Located:
     return Located((state, Split(0, s), Split(2, s), WHOLE, WHOLE, *bias), state)
 
 
-@rule("gated_delta")
-def _gated_delta(dims: Dims, node: Node, states: list[State]) -> Located:
+@rule("linear_attention")
+def _linear_attention(dims: Dims, node: Node, states: list[State]) -> Located:
     """Split by heads of values; a head of keys goes with those that read it."""
     q, k, v, decay, beta, state = states[:6]
-    if isinstance(q, Split) and isinstance(k, Split):
-        dims.unify(q.segments, k.segments)
-    elif isinstance(q, Split) or isinstance(k, Split):
-        raise Conflict(_dims(q, k), "queries or keys are whole")
-    match = _heads(dims, node, (v, 1, _size(node, 2, 1)), (q, 1, _size(node, 0, 1)))
-    if match is None:
-        return all_whole(node)
-    fine, coarse = match
+    keys: State = WHOLE
+    if q == k == WHOLE and isinstance(v, Split) and v.axis == 1 and _size(node, 0, 1) == 1:
+        fine = v.segments  # of one group, which every rank has
+    else:
+        if isinstance(q, Split) and isinstance(k, Split):
+            dims.unify(q.segments, k.segments)
+        elif isinstance(q, Split) or isinstance(k, Split):
+            raise Conflict(_dims(q, k), "queries or keys are whole")
+        match = _heads(dims, node, (v, 1, _size(node, 2, 1)), (q, 1, _size(node, 0, 1)))
+        if match is None:
+            return all_whole(node)
+        fine, coarse = match
+        keys = Split(1, coarse)
     for other, axis in ((decay, 1), (beta, 1), (state, 2)):
         if isinstance(other, Split):
             if other.axis != axis:
@@ -597,7 +611,6 @@ def _gated_delta(dims: Dims, node: Node, states: list[State]) -> Located:
     if not isinstance(result, Split):
         return all_whole(node)
     s = Split(1, result.segments)
-    keys = Split(1, coarse)
     return Located((keys, keys, s, s, s, Split(2, result.segments), WHOLE, WHOLE), result)
 
 

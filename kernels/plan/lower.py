@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.cpu import tiled_attention
-from mtmd.kernels.cpu.native import attention, delta_runs, kv_rows, products, recurrent, rows
+from mtmd.kernels.cpu.native import attention, kv_rows, linear_runs, products, recurrent, rows
 from mtmd.kernels.cpu.native import experts as experts_
 from mtmd.kernels.cpu.native.compile import compile_kernel, compiler, not_compiling
 from mtmd.kernels.cpu.native.decode import rows_of
@@ -1013,7 +1013,7 @@ def _emit_conv(low: Lowering, node: Node, inputs: Operands) -> None:
     low.add(address, args, blocks, chunk, node.name, again=False)  # its state is written after it
 
 
-def _rejects_delta(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+def _rejects_linear(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
     q, k, v, decay, beta, state = inputs[:6]
     assert q is not None and k is not None and v is not None
     assert decay is not None and beta is not None and state is not None
@@ -1022,15 +1022,16 @@ def _rejects_delta(low: Lowering, node: Node, inputs: Operands) -> str | None:  
     return None if dense and whole else "rows with gaps"
 
 
-def _emit_delta(low: Lowering, node: Node, inputs: Operands) -> None:
+def _emit_linear(low: Lowering, node: Node, inputs: Operands) -> None:
     q, k, v, decay, beta, state, starts, slots = inputs
     assert q is not None and k is not None and v is not None and slots is not None
     (tokens, heads, value), (_, groups, size) = v.shape, q.shape
-    emit = recurrent.emit_delta
+    emit = recurrent.emit_linear
     if tokens > MAX_ROWS:
-        emit = delta_runs.emit_delta_runs
-        low.scratch = max(low.scratch, delta_runs.scratch_bytes(size, value))
-    address = compile_kernel(emit, name_of(q), name_of(k), name_of(v))
+        emit = linear_runs.emit_linear_runs
+        low.scratch = max(low.scratch, linear_runs.scratch_bytes(size, value))
+    delta = node.attrs.get("delta", True)
+    address = compile_kernel(emit, name_of(q), name_of(k), name_of(v), delta)
     args: list[Location] = []
     for part in (q, k, v):
         args += [low.location(part), *part.type.strides[:2]]
@@ -1549,7 +1550,7 @@ RULES: Mapping[str, Rule] = {
     "head_matmul": Rule(_rejects_heads, _emit_heads),
     "lora": Rule(_rejects_lora, _emit_lora),
     "short_conv": Rule(_rejects_conv, _emit_conv),
-    "gated_delta": Rule(_rejects_delta, _emit_delta),
+    "linear_attention": Rule(_rejects_linear, _emit_linear),
     "state_store": Rule(_rejects_state, _emit_state),
     "moe": Rule(_rejects_moe, _emit_moe),
 }

@@ -45,7 +45,7 @@ STATES = {
     "kv": "keys and values",
     "context": "keys and values of pictures",
     "conv": "convolution windows",
-    "delta": "delta states",
+    "matrix": "matrices of linear attention",
 }  # by `State.name`
 
 

@@ -711,7 +711,7 @@ def _short_conv(d: Draw) -> Case:
     )
 
 
-def _gated_delta(d: Draw) -> Case:
+def _linear_attention(d: Draw) -> Case:
     tokens, pool, starts, slots = _sequences(d)
     groups, key, value = d.size(1, 2, 3), d.size(1, 3, 8, 24), d.size(1, 5, 16, 40)
     heads = groups * d.size(1, 2, 3)
@@ -730,7 +730,7 @@ def _gated_delta(d: Draw) -> Case:
             starts,
             slots,
         ],
-        {"scale": key**-0.5},
+        {"scale": key**-0.5, "delta": d.maybe()},
     )
 
 
@@ -806,7 +806,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "delta_gates": _delta_gates,
     "embed": _embed,
     "embed_part": _embed_part,
-    "gated_delta": _gated_delta,
+    "linear_attention": _linear_attention,
     "gated_norm": _gated_norm,
     "gather_pages": _gather_pages,
     "gelu": _gelu,

@@ -142,6 +142,8 @@ class Maker:
         else:
             low, high = self.tensor(f"{at}.low", 1), self.tensor(f"{at}.high", 1)
             y = ops.clamp(ops.softcap(up, cap=3.0, name=f"{at}.capped"), low, high, name=f"{at}.cl")
+        if kind in (2, 3) and rng.random() < 0.5:
+            y = self.norm(y, f"{at}.gated_norm")
         return self.linear(y, f"{at}.down", self.width)
 
     def _attention(self, x: Node, at: str) -> Node:
@@ -284,9 +286,8 @@ class Maker:
         )
         beta = ops.sigmoid(self.linear(x, f"{at}.beta", heads), name=f"{at}.beta.sig")
         matrices = self.state(f"{at}.delta", 2, key, heads, value)
-        packed = ops.gated_delta(
-            q, k, v, decay, beta, matrices, starts, slots, scale=key**-0.5, name=f"{at}.rule"
-        )
+        attrs = {"scale": key**-0.5, "delta": self.rng.random() < 0.5, "name": f"{at}.rule"}
+        packed = ops.linear_attention(q, k, v, decay, beta, matrices, starts, slots, **attrs)
         y = self._carried(packed, matrices, slots, f"{at}.delta")
         return self.linear(
             ops.reshape(y, shape=(tokens, heads * value), name=f"{at}.flat"),

@@ -1,4 +1,4 @@
-"""Short convolutions and gated delta rules of few tokens, and states put back.
+"""Short convolutions and linear attention of few tokens, and states put back.
 
 Sequences begin at `starts` among the tokens and keep their states in `slots` of a pool; results are
 packed as the ops of these names have them (kernels/ops/recurrent.py): outputs, then new states.
@@ -89,10 +89,12 @@ def emit_conv(e: Emitter, dtype: str, w: str, taps: int, bias: str | None, silu:
                     e.write(out, dtype, to, row(count - before + j, c, mask), mask)
 
 
-def emit_delta(e: Emitter, q: str, k: str, v: str) -> None:
-    """The gated delta rule, token after token; each column of a head's state goes its own way:
+def emit_linear(e: Emitter, q: str, k: str, v: str, delta: bool) -> None:
+    """Linear attention, token after token; each column of a head's state goes its own way:
 
-        S <- exp(decay) S;  d = beta (v - S^T k);  S <- S + k d^T;  o = scale S^T q
+        S <- exp(decay) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = scale S^T q
+
+    Without `delta` u = beta v.
 
     args: q, q token, q group; k, k token, k group; v, v token, v head; decay, beta (float32
     [T, H]), state (float32 [N, K, H, V]), starts, slots, out (float32), T, G, H, K, V, scale.
@@ -133,15 +135,16 @@ def emit_delta(e: Emitter, q: str, k: str, v: str) -> None:
                 source = e.select(t.eq(start), pooled, packed)
                 keep = e.exp(e.load(decay, F32, t * heads + h))
                 sums = [e.var(vec(F32, LANES), 0.0) for _ in range(many)]
-                with e.loop(0, size) as i:
-                    key = e.read(k_ptr, k, t * kt + g * kg + i).splat(LANES)
-                    for sum_, row in zip(sums, each(source, i), strict=True):
-                        sum_.set(e.fma(key, row, sum_.get()))
+                if delta:
+                    with e.loop(0, size) as i:
+                        key = e.read(k_ptr, k, t * kt + g * kg + i).splat(LANES)
+                        for sum_, row in zip(sums, each(source, i), strict=True):
+                            sum_.set(e.fma(key, row, sum_.get()))
                 strength = e.load(beta, F32, t * heads + h)
                 changes = []
                 for n, sum_ in enumerate(sums):
                     value = e.read(v_ptr, v, t * vt + h * vh + c + n * LANES, LANES, mask)
-                    changes.append((value - sum_.get() * keep) * strength)
+                    changes.append((value - sum_.get() * keep if delta else value) * strength)
                     sum_.set(0.0)
                 with e.loop(0, size) as i:
                     key = e.read(k_ptr, k, t * kt + g * kg + i).splat(LANES)

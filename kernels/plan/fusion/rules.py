@@ -251,7 +251,7 @@ def sigmoid_gates(graph: Graph) -> Iterator[Match]:
 
 def delta_gates(graph: Graph) -> Iterator[Match]:
     """Yield what each head of the gated delta rule keeps and writes."""
-    for node in graph.of("gated_delta"):
+    for node in graph.of("linear_attention"):
         decay, beta = node.inputs[3:5]
         assert decay is not None and beta is not None
         soft = _source(graph, decay, "mul", node, "softplus")

@@ -18,9 +18,9 @@ from mtmd.kernels.checkpoint.canonical import Parameter, Stored, channels_last
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, Settings
 from mtmd.kernels.graph import Node, Shape
 from mtmd.kernels.layers import Weights
-from mtmd.llm.blocks import read_layer_types, split_heads
+from mtmd.llm.blocks import carry_state, read_layer_types, split_heads
 from mtmd.llm.inputs import TextInputs
-from mtmd.llm.state import ConvWindow, DeltaState
+from mtmd.llm.state import ConvWindow, MatrixState
 
 LINEAR, FULL = KINDS = ("linear_attention", "full_attention")
 MLX = "language_model.model."  # names of MLX's files begin so: norms and kernels lie otherwise
@@ -45,8 +45,8 @@ class DeltaNet:
     tiled: bool
 
     @property
-    def states(self) -> tuple[ConvWindow, DeltaState]:
-        return ConvWindow(self.taps - 1, self._channels), DeltaState(
+    def states(self) -> tuple[ConvWindow, MatrixState]:
+        return ConvWindow(self.taps - 1, self._channels), MatrixState(
             self.key, self.heads, self.value
         )
 
@@ -171,7 +171,7 @@ class DeltaNet:
             activation="silu",
             name=f"{at}.conv",
         )
-        mixed = _carry(packed, window, inputs, f"{at}.conv")
+        mixed = carry_state(packed, window, inputs, f"{at}.conv")
         q, k = (
             self._heads_of_keys(mixed, start, f"{at}.{part}", inputs)
             for part, start in (("q", 0), ("k", self._keys))
@@ -185,7 +185,7 @@ class DeltaNet:
             self._decay(x, at, w),
             ops.sigmoid(_cast(w.linear(x, f"{at}.ssm_beta"), torch.float32), name=f"{at}.beta"),
         )
-        packed = ops.gated_delta(
+        packed = ops.linear_attention(
             q,
             k,
             v,
@@ -198,7 +198,7 @@ class DeltaNet:
             name=f"{at}.delta",
         )
         y = _cast(
-            w.rms_norm(_carry(packed, matrices, inputs, f"{at}.delta"), f"{at}.ssm_norm", eps),
+            w.rms_norm(carry_state(packed, matrices, inputs, f"{at}.delta"), f"{at}.ssm_norm", eps),
             w.dtype,
         )
         y = ops.silu_mul(
@@ -292,17 +292,6 @@ def gguf_delta_net(keys: Settings, layers: int) -> dict[str, Any]:
         if isinstance(recurrent, (list, tuple))
         else None,
     }
-
-
-def _carry(packed: Node, state: Node, inputs: TextInputs, name: str) -> Node:
-    """The rows of the batch's tokens. Those behind them are the states that its sequences go on
-    from, which are stored.
-    """
-    after = ops.rows(packed, start=inputs.tokens, stop=packed.shape[0], name=f"{name}.after")
-    inputs.saved.append(
-        ops.state_store(state, after, inputs.sequence_slots, name=f"{name}.state_store")
-    )
-    return ops.rows(packed, start=0, stop=inputs.tokens, name=f"{name}.tokens")
 
 
 def _cast(x: Node, dtype: torch.dtype) -> Node:

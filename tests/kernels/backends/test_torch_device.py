@@ -113,7 +113,9 @@ WRONG: dict[str, Callable[..., Any]] = {
     "attn_softmax": lambda s, b, **o: OPS["attn_softmax"].reference(s, b.flip(0), **o),
     "embed": lambda t, w, **o: OPS["embed"].reference(shifted(t), w, **o),
     "gather_pages": lambda c, p, **o: OPS["gather_pages"].reference(c, shifted(p), **o),
-    "gated_delta": lambda *i, **o: OPS["gated_delta"].reference(*i[:-3], -i[-3], *i[-2:], **o),
+    "linear_attention": lambda *i, **o: OPS["linear_attention"].reference(
+        *i[:-3], -i[-3], *i[-2:], **o
+    ),
     "kv_store": lambda c, k, v, s: OPS["kv_store"].reference(c, k, v, shifted(s)),
     "paged_attention": lambda q, *i, **o: OPS["paged_attention"].reference(q * 3, *i, **o),
     "rope_table": lambda p, *i, **o: OPS["rope_table"].reference(p * 2, *i, **o),

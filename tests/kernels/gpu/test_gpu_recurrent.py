@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from mtmd.base.errors import PlacementError
-from mtmd.kernels.gpu import gated_delta, short_conv
+from mtmd.kernels.gpu import linear_attention, short_conv
 from mtmd.kernels.gpu.triton_kernel import relative_error
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops import OPS
 
 pytestmark = pytest.mark.usefixtures("exact_bf16", "poisoned")
-KERNELS = {"gated_delta": gated_delta, "short_conv": short_conv}
+KERNELS = {"linear_attention": linear_attention, "short_conv": short_conv}
 
 
 def check(op, case, seed=0):
@@ -43,8 +43,8 @@ def test_fuzz(seed):
         rng.choice((torch.float32, torch.bfloat16, torch.bfloat16, torch.float16)),
     )
     check(
-        "gated_delta",
-        gated_delta.problem(
+        "linear_attention",
+        linear_attention.problem(
             lengths,
             rng.randint(1, 60),
             rng.randint(1, 60),
@@ -52,6 +52,7 @@ def test_fuzz(seed):
             groups,
             dtype,
             rng.random() < 0.5,
+            delta=bool(seed % 2),
         ),
         seed,
     )
@@ -74,27 +75,27 @@ def test_equal_keys_at_full_strength_do_not_lose_digits():
     """Sixteen tokens with the same key, full strength and no decay: powers of the system's matrix
     would grow to 6,435.
     """
-    given = list(gated_delta.problem((48,), 16, 16, 2, 1, torch.bfloat16).inputs())
+    given = list(linear_attention.problem((48,), 16, 16, 2, 1, torch.bfloat16).inputs())
     given[1] = given[1][:1].expand(48, -1, -1)
     given[3], given[4] = torch.zeros_like(given[3]), torch.ones_like(given[4])
-    expected = OPS["gated_delta"].reference(*given, scale=0.25)
-    actual = gated_delta.KERNEL.run(*given, scale=0.25)
+    expected = OPS["linear_attention"].reference(*given, scale=0.25)
+    actual = linear_attention.KERNEL.run(*given, scale=0.25)
     assert float((actual - expected).square().sum() / expected.square().sum()) < 1e-9
 
 
 def test_strong_decay_leaves_numbers():
-    given = list(gated_delta.problem((40,), 16, 16, 2, 1, torch.bfloat16).inputs())
+    given = list(linear_attention.problem((40,), 16, 16, 2, 1, torch.bfloat16).inputs())
     given[3] = given[3] - 200
-    assert torch.isfinite(gated_delta.KERNEL.run(*given, scale=0.25)).all()
+    assert torch.isfinite(linear_attention.KERNEL.run(*given, scale=0.25)).all()
 
 
 def types(op, **changes):
     case = {
-        "gated_delta": gated_delta.problem((5, 2)),
+        "linear_attention": linear_attention.problem((5, 2)),
         "short_conv": short_conv.problem((5, 2), 24, 4),
     }[op]
     names = {
-        "gated_delta": ("q", "k", "v", "decay", "beta", "state", "starts", "slots"),
+        "linear_attention": ("q", "k", "v", "decay", "beta", "state", "starts", "slots"),
         "short_conv": ("x", "w", "state", "starts", "slots", "bias"),
     }[op]
     return (
@@ -110,18 +111,18 @@ f32 = torch.float32
 @pytest.mark.parametrize(
     ("op", "changes", "words"),
     [
-        ("gated_delta", {"k": Type.contiguous((7, 1, 16), torch.bfloat16)}, "k is bf16"),
-        ("gated_delta", {"q": Type.contiguous((7, 1, 16), torch.float64)}, "q is fp64"),
-        ("gated_delta", {"v": Type((7, 2, 16), f32, (32, 1, 2))}, "v has strides [32, 1, 2]"),
-        ("gated_delta", {"q": Type.contiguous((7, 1, 300), f32)}, "size 300"),
+        ("linear_attention", {"k": Type.contiguous((7, 1, 16), torch.bfloat16)}, "k is bf16"),
+        ("linear_attention", {"q": Type.contiguous((7, 1, 16), torch.float64)}, "q is fp64"),
+        ("linear_attention", {"v": Type((7, 2, 16), f32, (32, 1, 2))}, "v has strides [32, 1, 2]"),
+        ("linear_attention", {"q": Type.contiguous((7, 1, 300), f32)}, "size 300"),
         (
-            "gated_delta",
+            "linear_attention",
             {"state": Type((4, 16, 2, 16), f32, (512, 1, 256, 16))},
             "states have strides",
         ),
-        ("gated_delta", {"scale": float("inf")}, "scale inf"),
-        ("gated_delta", {"slots": Type.contiguous((2**27,), torch.int64)}, "2^31"),
-        ("gated_delta", {"q": Type((7, 1, 16), f32, (2**28, 16, 1))}, "in a chunk"),
+        ("linear_attention", {"scale": float("inf")}, "scale inf"),
+        ("linear_attention", {"slots": Type.contiguous((2**27,), torch.int64)}, "2^31"),
+        ("linear_attention", {"q": Type((7, 1, 16), f32, (2**28, 16, 1))}, "in a chunk"),
         ("short_conv", {"x": Type.contiguous((7, 24), torch.float64)}, "x is fp64"),
         ("short_conv", {"state": Type((4, 3, 24), f32, (72, 1, 3))}, "the state has strides"),
         ("short_conv", {"bias": Type((24,), f32, (2,))}, "bias has strides"),
@@ -135,9 +136,9 @@ def test_rejects_says_why(op, changes, words):
 
 
 def test_launchers_refuse_what_rejects_names():
-    q, k, v, *rest = gated_delta.problem((5,)).inputs()
+    q, k, v, *rest = linear_attention.problem((5,)).inputs()
     with pytest.raises(PlacementError, match="last dimension"):
-        gated_delta.KERNEL.run(
+        linear_attention.KERNEL.run(
             q, k, v.transpose(1, 2).contiguous().transpose(1, 2), *rest, scale=0.1
         )
     x, w, state, starts, slots, _ = short_conv.problem((5,)).inputs()
@@ -153,13 +154,13 @@ def test_launchers_refuse_what_rejects_names():
 
 
 INSTRUCTIONS = """
-from mtmd.kernels.gpu import gated_delta
+from mtmd.kernels.gpu import linear_attention
 from mtmd.kernels.gpu.compile import SHARED_LIMIT, compile_program
 from mtmd.kernels.graph import Type
 out = {}
-for title, case in gated_delta.USES.items():
+for title, case in linear_attention.USES.items():
     if "K = V = 128" in title:
-        program = gated_delta.KERNEL.main(*map(Type.of, case.inputs()), **case.options)
+        program = linear_attention.KERNEL.main(*map(Type.of, case.inputs()), **case.options)
         out[title] = [compile_program(t, program).instruction for t in SHARED_LIMIT]
 """
 

@@ -260,7 +260,9 @@ def test_recurrent(starts: list[int], dtype: torch.dtype) -> None:
         )
         v, state = rand(tokens, heads, value, dtype=dtype), rand(count + 2, size, heads, value)
         decay, beta = -rand(tokens, heads).abs(), rand(tokens, heads, seed=2).sigmoid()
-        check("gated_delta", [q, k, v, decay, beta, state, at, slots], scale=0.3)
+        given = [q, k, v, decay, beta, state, at, slots]
+        check("linear_attention", given, scale=0.3)
+        check("linear_attention", given, scale=1.0, delta=False)
 
 
 @pytest.mark.usefixtures("poisoned")

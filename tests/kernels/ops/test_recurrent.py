@@ -15,14 +15,14 @@ from torch import Tensor
 from mtmd.base.errors import PlacementError
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Backend, Cpu, Reference
-from mtmd.kernels.cpu import gated_delta, short_conv
+from mtmd.kernels.cpu import linear_attention, short_conv
 from mtmd.kernels.graph import Node, Type, graph_input
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.executor import Executor, Residency
 from mtmd.kernels.plan.scheduler import make_plan
 
 pytestmark = pytest.mark.usefixtures("poisoned")
-FORMS = {"reference": OPS["gated_delta"].reference, "cpu": gated_delta.gated_delta}
+FORMS = {"reference": OPS["linear_attention"].reference, "cpu": linear_attention.linear_attention}
 CONVOLUTIONS = {"reference": OPS["short_conv"].reference, "cpu": short_conv.short_conv}
 
 
@@ -85,6 +85,45 @@ def test_the_delta_rule_is_transformers(form, tokens, key, value, heads, groups)
         )
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("tokens", "key", "value", "heads", "groups"),
+    [(1, 24, 40, 4, 2), (130, 24, 40, 6, 2), (64, 16, 16, 3, 3), (70, 8, 5, 2, 1)],
+)
+def test_without_delta_it_is_the_scan_of_transformers(form, tokens, key, value, heads, groups):
+    """By chunks, and token after token."""
+    from transformers.models.granitemoehybrid import modeling_granitemoehybrid as theirs
+
+    q, k, v, _, step, state = delta_inputs(tokens, key, value, heads, groups)
+    step[tokens // 2] = 300.0  # a reset: differences of sums of decays must keep their digits
+    a, old = -random(heads, seed=7).exp(), state.permute(0, 2, 3, 1)  # [N, H, V, K]
+    result = FORMS[form](
+        *(q, k, v, step * a, step, state, offsets([tokens]), torch.tensor([0])),
+        scale=1.0,
+        delta=False,
+    )
+    out, last = theirs.mamba2_chunk_scan(
+        *(v[None], step[None], a, k[None], q[None]),
+        chunk_size=32,
+        initial_states=old,
+        return_final_states=True,
+    )
+    now, steps = old.clone(), []
+    for t in range(tokens):
+        expanded = step[t][None, :, None].expand(-1, -1, value), a[:, None, None]
+        one = theirs.mamba2_selective_state_update(
+            now, v[t][None], expanded[0], expanded[1], k[t][None], q[t][None]
+        )
+        steps.append(one)
+    rows = result[tokens:].view(key, heads, value).permute(1, 2, 0)
+    for outputs, state_after, allowed in (
+        (torch.cat(steps), now[0], 1e-12),
+        (out[0], last[0], 1e-9),
+    ):
+        assert nmse(result[:tokens], outputs) < allowed
+        assert nmse(rows, state_after) < allowed
+
+
 @pytest.mark.parametrize("form", CONVOLUTIONS)
 @pytest.mark.parametrize("activation", ["none", "silu"])
 @pytest.mark.parametrize("width", [2, 3, 4])
@@ -131,11 +170,11 @@ def test_l2_norm_is_transformers():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_cpu_is_the_reference_on_random_cases(dtype):
     for seed in range(25):
-        inputs, attrs = draw("gated_delta", seed, dtype, strided=bool(seed % 2))
+        inputs, attrs = draw("linear_attention", seed, dtype, strided=bool(seed % 2))
         assert (
             nmse(
-                gated_delta.gated_delta(*inputs, **attrs),
-                OPS["gated_delta"].reference(*inputs, **attrs),
+                linear_attention.linear_attention(*inputs, **attrs),
+                OPS["linear_attention"].reference(*inputs, **attrs),
             )
             < 1e-10
         ), f"seed {seed}"
@@ -152,14 +191,14 @@ PARTS = [
 
 
 @pytest.mark.parametrize("backend", [Cpu(), Reference()], ids=lambda b: b.name)
-@pytest.mark.parametrize("op", ["gated_delta", "short_conv"])
+@pytest.mark.parametrize("op", ["linear_attention", "short_conv"])
 def test_a_sequence_in_parts_beside_another_is_the_sequence_in_one(op, backend):
     """Outputs are taken and states stored by a plan, into slots 3 and 1 of a pool whose other slots
     stay as they are.
     """
     totals = [sum(part[i] for part in PARTS) for i in (0, 1)]
     slots = torch.tensor([3, 1])
-    make = delta_operands if op == "gated_delta" else conv_operands
+    make = delta_operands if op == "linear_attention" else conv_operands
     whole = [make(n, seed) for seed, n in enumerate(totals)]
     pool = torch.full((5, *whole[0][1].shape[1:]), 7.0)
     pool[slots] = 0.0
@@ -211,7 +250,7 @@ def stored(
     packed = OPS[op](
         *leaves,
         name="packed",
-        **({"scale": 0.3} if op == "gated_delta" else {"activation": "silu"}),
+        **({"scale": 0.3} if op == "linear_attention" else {"activation": "silu"}),
     )
     count = tokens[0].shape[0]
     saved = ops.state_store(
@@ -245,9 +284,9 @@ def test_a_pool_that_is_only_read_may_lie_apart_one_that_is_written_may_not():
 
 def test_sequences_that_decode_go_together_as_far_as_their_states_fit_the_cache(monkeypatch):
     calls = []
-    step = gated_delta._step_
+    step = linear_attention._step_
     monkeypatch.setattr(
-        gated_delta,
+        linear_attention,
         "_step_",
         lambda states, *rest: calls.append(states.shape[0]) or step(states, *rest),
     )
@@ -260,7 +299,7 @@ def test_sequences_that_decode_go_together_as_far_as_their_states_fit_the_cache(
         (0, [1] * 3, [1, 1, 1]),
         (9, mixed, [2, 1, 1]),
     ):
-        monkeypatch.setattr(gated_delta, "CACHE_BYTES", fit * state_bytes)
+        monkeypatch.setattr(linear_attention, "CACHE_BYTES", fit * state_bytes)
         calls.clear()
         count = sum(lengths)
         given = [
@@ -271,8 +310,8 @@ def test_sequences_that_decode_go_together_as_far_as_their_states_fit_the_cache(
         ]
         assert (
             nmse(
-                gated_delta.gated_delta(*given, scale=1.0),
-                OPS["gated_delta"].reference(*given, scale=1.0),
+                linear_attention.linear_attention(*given, scale=1.0),
+                OPS["linear_attention"].reference(*given, scale=1.0),
             )
             < 1e-10
         )
@@ -286,16 +325,16 @@ def test_sequences_that_decode_go_together_as_far_as_their_states_fit_the_cache(
         ("short_conv", {3: (5,)}, "5 starts"),
         ("short_conv", {1: (24, 1)}, "W of 2"),
         ("short_conv", {2: (3, 2, 24)}, r"expected \[N, 3, 24\]"),
-        ("gated_delta", {5: (3, 40, 4, 24)}, r"expected \[N, 24, 4, 40\]"),
-        ("gated_delta", {2: (7, 3, 40)}, "H a multiple of G"),
-        ("gated_delta", {3: (7, 2)}, "decay"),
-        ("gated_delta", {6: (2,)}, "2 starts"),
+        ("linear_attention", {5: (3, 40, 4, 24)}, r"expected \[N, 24, 4, 40\]"),
+        ("linear_attention", {2: (7, 3, 40)}, "H a multiple of G"),
+        ("linear_attention", {3: (7, 2)}, "decay"),
+        ("linear_attention", {6: (2,)}, "2 starts"),
     ],
 )
 def test_operands_that_do_not_fit_are_refused(op, changes, words):
     shapes = {
         "short_conv": [(7, 24), (24, 4), (3, 3, 24), (3,), (2,)],
-        "gated_delta": [
+        "linear_attention": [
             (7, 2, 24),
             (7, 2, 24),
             (7, 4, 40),
@@ -331,16 +370,17 @@ def memory_case(
             *more,
         ], {"activation": "silu"}
     *values, decay, beta, state = delta_inputs(tokens, 64, 48, 8, 4, count)
-    return [*(x.to(dtype) for x in values), decay, beta, state, *more], {"scale": 0.1}
+    attrs = {"scale": 0.1, "delta": op == "linear_attention"}
+    return [*(x.to(dtype) for x in values), decay, beta, state, *more], attrs
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("backend", [Cpu(), Reference()], ids=lambda b: b.name)
-@pytest.mark.parametrize("op", ["gated_delta", "short_conv"])
+@pytest.mark.parametrize("op", ["linear_attention", "scan", "short_conv"])
 def test_the_memory_told_is_what_is_taken(op, backend, dtype, peak_bytes):
     for lengths in ([1] * 8, [300], [30], [200, 1, 1], [1] * 9 + [100], [100, 100]):
         inputs, attrs = memory_case(op, lengths, dtype)
-        node = node_of(op, inputs, attrs)
+        node = node_of("linear_attention" if op == "scan" else op, inputs, attrs)
         run = backend.lower(node)
         measured, reported = (
             peak_bytes(lambda run=run, inputs=inputs: run(*inputs)),
@@ -354,7 +394,7 @@ def test_the_memory_told_is_what_is_taken(op, backend, dtype, peak_bytes):
         )
 
 
-@pytest.mark.parametrize("op", ["gated_delta", "short_conv"])
+@pytest.mark.parametrize("op", ["linear_attention", "short_conv"])
 def test_beyond_the_result_the_cpu_takes_no_more_for_a_longer_sequence(op):
     spaces = [
         Cpu().workspace(node_of(op, *memory_case(op, [n], torch.float32))) for n in (128, 512, 2048)
@@ -363,11 +403,13 @@ def test_beyond_the_result_the_cpu_takes_no_more_for_a_longer_sequence(op):
 
 
 def test_what_the_ops_count():
-    inputs, attrs = memory_case("gated_delta", [5, 2], torch.float32)
-    node = node_of("gated_delta", inputs, attrs)
-    assert OPS["gated_delta"].flops(node) == 7 * 7 * 8 * 64 * 48
+    inputs, attrs = memory_case("linear_attention", [5, 2], torch.float32)
+    node = node_of("linear_attention", inputs, attrs)
+    assert OPS["linear_attention"].flops(node) == 7 * 7 * 8 * 64 * 48
+    scan = node_of("linear_attention", inputs, attrs | {"delta": False})
+    assert OPS["linear_attention"].flops(scan) == 5 * 7 * 8 * 64 * 48
     values = 7 * (2 * 4 * 64 + 8 * 48 + 2 * 8) * 4 + 2 * 64 * 8 * 48 * 4 + (3 + 2) * 8
-    assert OPS["gated_delta"].bytes(node) == values + (7 + 2 * 64) * 8 * 48 * 4
+    assert OPS["linear_attention"].bytes(node) == values + (7 + 2 * 64) * 8 * 48 * 4
     inputs, attrs = memory_case("short_conv", [5, 2], torch.bfloat16)
     inputs[2] = torch.zeros(50, 3, 512).bfloat16()  # of the pool, only the batch's states are read
     node = node_of("short_conv", inputs, attrs)

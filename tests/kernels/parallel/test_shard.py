@@ -71,6 +71,27 @@ def test_a_rank_with_next_to_no_share_has_the_least_there_is() -> None:
     assert check(0, (0.1, 999_999.0))["matmul"]
 
 
+def test_the_norm_of_a_gated_row_leaves_the_products_around_it_split() -> None:
+    """Its parts are brought together, normed, and taken apart again."""
+    x, source = torch.randn(3, 4), Source()
+    given = graph_input("x", (3, 4), torch.float32, lambda _: x)
+    up, gate, down = torch.randn(6, 4), torch.randn(6, 4), torch.randn(5, 6)
+    gated = ops.silu_mul(
+        *(ops.matmul(given, source.add(n, w), name=n) for n, w in (("gate", gate), ("up", up))),
+        name="gated",
+    )
+    normed = ops.rms_norm(gated, source.add("norm", torch.randn(6)), eps=1e-5, name="norm")
+    product = ops.matmul(normed, source.add("down", down), name="down")
+    shares = [Sharding(Member(rank, 3), (3, 2, 1)) for rank in range(3)]
+    graphs = [sharding.rewrite([product]) for sharding in shares]
+    assert not any(sharding.kept_whole for sharding in shares)
+    kinds = Counter(node.op for node in toposort(*graphs[1]))
+    assert kinds["all_gather"] == kinds["all_reduce"] == 1
+    ((expected,),) = lockstep([[product]], {}, [{}])
+    for (output,) in lockstep(graphs, {}, [{}, {}, {}]):
+        torch.testing.assert_close(output, expected)
+
+
 def test_a_view_that_a_graph_returns_is_whole_on_every_rank() -> None:
     """It shares memory, as a cache that is written in place does, and is nobody's cache."""
     x, w = torch.randn(3, 4), torch.randn(6, 4)

@@ -12,7 +12,7 @@ from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.engine.spans import Span, cut, lay_out
-from mtmd.llm.state import KV, PAGE, Cache, ConvWindow, DeltaState, KVType
+from mtmd.llm.state import KV, PAGE, Cache, ConvWindow, KVType, MatrixState
 
 
 def text(*tokens: int) -> Span:
@@ -57,7 +57,7 @@ def test_cut_keeps_embeddings_with_their_tokens() -> None:
 
 def cache(sequences: int = 1) -> Cache:
     return Cache(
-        [[KV(1, 2)], [ConvWindow(2, 3), DeltaState(2, 1, 3)]],
+        [[KV(1, 2)], [ConvWindow(2, 3), MatrixState(2, 1, 3)]],
         sequences,
         1 + 2 * sequences,
         torch.float32,
@@ -241,17 +241,17 @@ def test_a_grid_keeps_its_positions_when_it_is_cut() -> None:
 
 def test_snapshots_hold_the_recurrent_states_of_one_slot() -> None:
     stored = cache(2)
-    assert stored.recurrent and set(stored.tensors) == {"kv.0", "conv.1", "delta.1"}
+    assert stored.recurrent and set(stored.tensors) == {"kv.0", "conv.1", "matrix.1"}
     for tensor in stored.tensors.values():
         tensor.fill_(1.0)
     taken = stored.snapshot(1)
-    assert set(taken.states) == {"conv.1", "delta.1"}
-    stored.tensors["delta.1"].fill_(2.0)
+    assert set(taken.states) == {"conv.1", "matrix.1"}
+    stored.tensors["matrix.1"].fill_(2.0)
     stored.clear(0)
     assert (
-        stored.tensors["delta.1"][0].eq(0).all()
-        and stored.tensors["delta.1"][1].eq(2).all()
+        stored.tensors["matrix.1"][0].eq(0).all()
+        and stored.tensors["matrix.1"][1].eq(2).all()
         and stored.tensors["kv.0"].eq(1).all()
     )
     stored.restore(1, taken)
-    assert stored.tensors["delta.1"][1].eq(1).all() and stored.tensors["delta.1"][0].eq(0).all()
+    assert stored.tensors["matrix.1"][1].eq(1).all() and stored.tensors["matrix.1"][0].eq(0).all()

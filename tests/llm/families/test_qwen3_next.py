@@ -28,7 +28,7 @@ from mtmd.llm.experts import Experts
 from mtmd.llm.families.qwen3_next import text as qwen3_next
 from mtmd.llm.families.qwen3_next.delta_net import DeltaNet
 from mtmd.llm.family import gguf_text_family, text_family
-from mtmd.llm.state import KV, ConvWindow, DeltaState
+from mtmd.llm.state import KV, ConvWindow, MatrixState
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden"
 needs_golden = pytest.mark.skipif(
@@ -180,9 +180,9 @@ def test_a_snapshot_is_taken_up_exactly(text: Text) -> None:
 def test_states(text: Text) -> None:
     family = text[1]
     assert family.layers == [
-        (ConvWindow(3, 168), DeltaState(12, 6, 20)),
+        (ConvWindow(3, 168), MatrixState(12, 6, 20)),
         (KV(1, 16),),
-        (ConvWindow(3, 168), DeltaState(12, 6, 20)),
+        (ConvWindow(3, 168), MatrixState(12, 6, 20)),
     ]
     assert runner(text).new_cache().recurrent
 

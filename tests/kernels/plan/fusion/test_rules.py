@@ -297,7 +297,7 @@ def delta_layer(cast: bool) -> tuple[Node, Node]:
     q, k = (value(name, T, G, K) for name in "qk")
     gain = ops.sigmoid(beta, name="gain")
     state = value("state", 3, K, H, K)
-    made = ops.gated_delta(
+    made = ops.linear_attention(
         q, k, value("v", T, H, K), decay, gain, state, *sequences, scale=0.1, name="delta"
     )
     return decay, made
@@ -306,7 +306,7 @@ def delta_layer(cast: bool) -> tuple[Node, Node]:
 @pytest.mark.parametrize("cast", [False, True])
 def test_the_gates_of_the_delta_rule(cast: bool):
     decay, made = delta_layer(cast)
-    assert ops_of(compared(made)) == {"delta_gates": 1, "gated_delta": 1}
+    assert ops_of(compared(made)) == {"delta_gates": 1, "linear_attention": 1}
     result = ops_of(compared(made, decay))
     assert result["softplus"] == 1 and "delta_gates" not in result
 

@@ -1,4 +1,4 @@
-"""The gated delta rule of many tokens, a run of four at a time.
+"""Linear attention of many tokens, a run of four at a time.
 
 With S the state before a run, d_i what token i keeps of it, E_i = d_0 ... d_i and D_ij = d_(j+1)
 ... d_i, what token i adds is k_i u_i^T (arXiv:2412.06464, section 3.3, with chunks of four):
@@ -7,6 +7,8 @@ With S the state before a run, d_i what token i keeps of it, E_i = d_0 ... d_i a
     o_i = scale (E_i S^T q_i + sum over j <= i of D_ij (q_i.k_j) u_j)
 
     S <- E_3 S + sum over j of D_3j k_j u_j^T
+
+Without `delta` u_i = beta_i v_i.
 
 So a state is read twice and written once for four tokens, all in float32. It lies in the thread's
 memory meanwhile, some columns after the other: in the pool, rows of a state are so far apart that
@@ -45,15 +47,15 @@ def scratch_bytes(size: int, value: int) -> int:
     return 4 * (columns * size + laid + TOKENS // RUN * FACTORS)
 
 
-def emit_delta_runs(e: Emitter, q: str, k: str, v: str) -> None:
-    """`recurrent.emit_delta` with its args, in `scratch_bytes` of scratch memory."""
-    DeltaRuns(e, q, k, v).write()
+def emit_linear_runs(e: Emitter, q: str, k: str, v: str, delta: bool) -> None:
+    """`recurrent.emit_linear` with its args, in `scratch_bytes` of scratch memory."""
+    LinearRuns(e, q, k, v, delta).write()
 
 
-class DeltaRuns:
-    def __init__(self, e: Emitter, q: str, k: str, v: str):
+class LinearRuns:
+    def __init__(self, e: Emitter, q: str, k: str, v: str, delta: bool):
         self.e, self.types = e, (k, q)
-        self.v_type = v
+        self.v_type, self.delta = v, delta
         self.q, self.q_token, self.q_group = e.arg_ptr(0), e.arg(1), e.arg(2)
         self.k, self.k_token, self.k_group = e.arg_ptr(3), e.arg(4), e.arg(5)
         self.v, self.v_token, self.v_head = e.arg_ptr(6), e.arg(7), e.arg(8)
@@ -150,18 +152,20 @@ class DeltaRuns:
     def _find_factors(self, at: Value, h: Value, run: Value, stop: Value) -> None:
         e, to = self.e, self.factors.at(run * FACTORS, F32)
         keys, queries = self._rows(at, h, stop)
-        sums = [e.var(self.kind, 0.0) for _ in (*BEFORE, *UP_TO)]
+        before = BEFORE if self.delta else []
+        sums = [e.var(self.kind, 0.0) for _ in (*before, *UP_TO)]
         for c, mask in e.spans(0, self.size, LANES):
             ks = [e.read(row, self.types[0], c, LANES, mask) for row in keys]
             qs = [e.read(row, self.types[1], c, LANES, mask) for row in queries]
-            pairs = [(ks[i], ks[j]) for i, j in BEFORE] + [(qs[i], ks[j]) for i, j in UP_TO]
+            pairs = [(ks[i], ks[j]) for i, j in before] + [(qs[i], ks[j]) for i, j in UP_TO]
             for total, (a, b) in zip(sums, pairs, strict=True):
                 total.set(e.fma(a, b, total.get()))
-        all_dots = e.sums([total.get() for total in sums])
+        none = [e.f32(0.0, LANES)] * (LANES - len(sums))
+        all_dots = e.sums([*(total.get() for total in sums), *none])
         dots = {
             (of, i, j): all_dots[n]
             for n, (of, i, j) in enumerate(
-                [("k", i, j) for i, j in BEFORE] + [("q", i, j) for i, j in UP_TO]
+                [("k", i, j) for i, j in before] + [("q", i, j) for i, j in UP_TO]
             )
         }
         decays: list[Value] = []
@@ -178,7 +182,7 @@ class DeltaRuns:
             e.store(to, decays[i] * self.scale, SEEN + i)
         for j in range(RUN - 1):
             e.store(to, since[RUN - 1, j], LATER + j)
-        for n, (i, j) in enumerate(BEFORE):
+        for n, (i, j) in enumerate(before):
             e.store(to, since[i, j] * dots["k", i, j], OF_KEYS + n)
         for n, (i, j) in enumerate(UP_TO):
             e.store(to, since[i, j] * dots["q", i, j] * self.scale, OF_QUERIES + n)
@@ -199,10 +203,13 @@ class DeltaRuns:
                 e.load(self.saved, kind, self._at(c, i, n), align=64) for n in range(len(masks))
             ]
 
-        sums = [[e.var(kind, 0.0) for _ in masks] for _ in range(PAIR)]  # S^T k, then S^T q
+        # S^T k, with `delta`, and S^T q, by their place in `laid`
+        sums = {
+            one: [e.var(kind, 0.0) for _ in masks] for one in range(0 if self.delta else RUN, PAIR)
+        }
         with e.loop(0, self.size) as line:
             rows = saved(line)
-            for one, totals in enumerate(sums):
+            for one, totals in sums.items():
                 number = e.load(laid, F32, line * LANES + one).splat(LANES)
                 for row, total in zip(rows, totals, strict=True):
                     total.set(e.fma(number, row, total.get()))
@@ -214,9 +221,10 @@ class DeltaRuns:
             for n, mask in enumerate(masks):
                 location = token * self.v_token + h * self.v_head + c + n * LANES
                 value = e.read(self.v, self.v_type, location, LANES, mask)
-                value = value - sums[i][n].get() * keep
-                for j in range(i):
-                    value = value - factor(OF_KEYS + BEFORE.index((i, j))) * added[j][n]
+                if self.delta:
+                    value = value - sums[i][n].get() * keep
+                    for j in range(i):
+                        value = value - factor(OF_KEYS + BEFORE.index((i, j))) * added[j][n]
                 new.append(value * strength)
             added.append(new)
             for n, mask in enumerate(masks):

@@ -1,10 +1,13 @@
-"""Gated delta rule, forward, for NVIDIA and AMD GPUs: the `gated_delta` op with its state held in
-registers.
+"""Linear attention, forward, for NVIDIA and AMD GPUs: the `linear_attention` op with its state held
+in registers.
 
-Per head, with a state S [K, V], a log decay g_t and a strength b_t for each token
-(arXiv:2412.06464):
+Per head, with a state S [K, V], a log decay g_t and a strength b_t for each token, the gated delta
+rule (arXiv:2412.06464):
 
     S <- exp(g_t) S          S <- S + b_t k_t (v_t - S^T k_t)^T          o_t = scale S^T q_t
+
+Without `delta` S^T k_t is left out: the selective scan of Mamba-2 (arXiv:2405.21060), for which
+u = b v below, and no system is solved.
 
 Columns of S do not mix, so one program owns a block of them for one head of one sequence, walks
 over the sequence's tokens and keeps its part of S in registers in fp32. It is held transposed: in
@@ -60,8 +63,8 @@ NMSE = {torch.float32: 1e-10, torch.float16: 1e-10, torch.bfloat16: 1e-9}
 
 @dataclass(frozen=True)
 class Operands:
-    """Operands of `gated_delta`: q, k [T, G, K], v [T, H, V], decay, beta [T, H], state [N, K, H,
-    V] -> fp32 [T + S K, H, V]
+    """Operands of `linear_attention`: q, k [T, G, K], v [T, H, V], decay, beta [T, H], state [N, K,
+    H, V] -> fp32 [T + S K, H, V]
     """
 
     q: Type
@@ -74,10 +77,11 @@ class Operands:
     slots: Type
     _: KW_ONLY
     scale: float
+    delta: bool = True
 
 
 @triton.jit(do_not_specialize=["T"])
-def gated_delta_kernel(p, s, T, H, C: tl.constexpr):
+def linear_attention_kernel(p, s, T, H, C: tl.constexpr):
     """COLUMNS columns of one head of one sequence; ROWS is K or more. TOKENS: of a chunk, 1 to go
     token by token.
     """
@@ -107,7 +111,9 @@ def gated_delta_kernel(p, s, T, H, C: tl.constexpr):
             query = tl.load(q + t * s.q_step + r, mask=r < K, other=0).to(tl.float32)
             value = tl.load(v + t * s.v_step + c, mask=c < V, other=0).to(tl.float32)
             S *= tl.exp(tl.load(decay + t * s.decay_step))
-            u = tl.load(beta + t * s.beta_step) * (value - tl.sum(S * key[None, :], 1))
+            if C.DELTA:
+                value -= tl.sum(S * key[None, :], 1)
+            u = tl.load(beta + t * s.beta_step) * value
             S += u[:, None] * key[None, :]
             out = p.out + (t * H + head) * V + c
             tl.store(out, s.scale * tl.sum(S * query[None, :], 1), mask=c < V)
@@ -145,9 +151,12 @@ def _chunk(S, rows, count, r, c, s, H, C: tl.constexpr):
     # out.
     past = i[:, None] >= i[None, :]
     near = tl.where(past, tl.exp(tl.where(past, d[:, None] - d[None, :], 0.0)), 0.0)
-    A = tl.where(i[:, None] > i[None, :], b[:, None] * near * tl.dot(keys, tl.trans(keys)), 0.0)
+    if C.DELTA:  # here, where least is held in registers
+        before = i[:, None] > i[None, :]
+        A = tl.where(before, b[:, None] * near * tl.dot(keys, tl.trans(keys)), 0.0)
     mixed = near * tl.dot(queries, tl.trans(keys))
-    X = _inverse(A, i)
+    if C.DELTA:
+        X = _inverse(A, i)
 
     seen = (c < C.V)[:, None] & there[None, :]
     values = tl.load(v + i[None, :] * s.v_step + c[:, None], mask=seen, other=0).to(tl.float32)
@@ -155,10 +164,13 @@ def _chunk(S, rows, count, r, c, s, H, C: tl.constexpr):
     # S in two bf16 numbers, so that both products run on matrix instructions with 16 bits.
     high = S.to(keys.dtype)
     low = (S - high.to(tl.float32)).to(keys.dtype)
-    missing = b[None, :] * (
-        values - since * tl.dot(low, tl.trans(keys), tl.dot(high, tl.trans(keys)))
-    )
-    u = tl.dot(missing, tl.trans(X), input_precision="ieee")
+    if C.DELTA:
+        missing = b[None, :] * (
+            values - since * tl.dot(low, tl.trans(keys), tl.dot(high, tl.trans(keys)))
+        )
+        u = tl.dot(missing, tl.trans(X), input_precision="ieee")
+    else:
+        u = b[None, :] * values
     o = since * tl.dot(low, tl.trans(queries), tl.dot(high, tl.trans(queries)))
     o = tl.dot(u, tl.trans(mixed), o, input_precision="ieee")
     tl.store(out + i[None, :] * (H * C.V) + c[:, None], s.scale * o, mask=seen)
@@ -184,7 +196,7 @@ def _inverse(A, i):
 
 
 def rejects(o: Operands) -> str | None:
-    """None if the kernel computes the gated delta rule on tensors of these types, else why not.
+    """None if the kernel computes linear attention on tensors of these types, else why not.
     Sizes of T, S, H and V never matter short of the limits of a grid, which are named.
     """
     for name, type_ in (("q", o.q), ("k", o.k), ("v", o.v)):
@@ -250,12 +262,13 @@ def plan(o: Operands) -> Plan:
         "ROWS": rows,
         "COLUMNS": columns,
         "TOKENS": chunk,
+        "DELTA": o.delta,
     }
     call = Call(scalars, constants, count * heads * -(-value // columns), warps, 1)
     out = Type.contiguous((tokens + count * size, heads, value), torch.float32)
     pointers = same("q k v decay beta state starts slots out")
     tile = "TOKENS", "COLUMNS"
-    return Plan(out, [Launch(gated_delta_kernel, call, pointers, tile, head=value)])
+    return Plan(out, [Launch(linear_attention_kernel, call, pointers, tile, head=value)])
 
 
 @case
@@ -268,6 +281,7 @@ def problem(
     groups: int = 1,
     dtype: torch.dtype = torch.float32,
     fused: bool = False,
+    delta: bool = True,
 ) -> Problem:
     """The tokens of each sequence, and sizes. `fused`: q, k and v are columns of one buffer. Unused
     slots of the pool hold NaN.
@@ -286,11 +300,13 @@ def problem(
         q, k, v = (x.to(dtype) for x in (q, k, v))
     decay = -torch.rand(tokens, heads, generator=rng).pow(3) * 8
     beta = torch.rand(tokens, heads, generator=rng)
+    decay = decay if delta else beta * decay
     slots = torch.randperm(count + 2, generator=rng)[:count]
     state = torch.full((count + 2, key, heads, value), torch.nan)
     state[slots] = torch.randn(count, key, heads, value, generator=rng)
     starts = torch.tensor([0, *lengths]).cumsum(0)
-    return given(q, k, v, decay, beta, state, starts, slots, scale=key**-0.5)
+    values = q, k, v, decay, beta, state, starts, slots
+    return given(*values, scale=key**-0.5 if delta else 1.0, delta=delta)
 
 
 CASES = (
@@ -308,6 +324,10 @@ CASES = (
     problem((7, 45), 24, 40, 6, 2, torch.bfloat16, True),
     problem((40, 40), 128, 128, 2, 1, torch.bfloat16),
     problem((20,), 256, 24, dtype=torch.bfloat16),
+    problem((1, 1, 1), 24, 40, 6, 2, torch.bfloat16, True, delta=False),
+    problem((9, 1, 0, 2), 24, 40, 4, 1, delta=False),
+    problem((33, 1, 0, 64, 2), 24, 40, 4, 2, torch.bfloat16, True, delta=False),
+    problem((40, 40), 128, 64, 3, 1, torch.bfloat16, True, delta=False),
     problem((9, 20), 3, 5, 3, 3, torch.bfloat16),
 )
 
@@ -321,7 +341,15 @@ USES |= {
     for size in (64, 128, 256)
 }
 USES["delta rule, prefill, K = V = 128, fp32"] = problem(_PREFILL, 128, 128, 32, 16)
+# Heads and groups of Granite 4.0 H Tiny and of Nemotron 3 Nano.
+USES |= {
+    f"selective scan, {title}, K = 128, V = 64, {groups} group{'s' * (groups > 1)}, bf16": problem(
+        lengths, 128, 64, heads, groups, _BF16, True, delta=False
+    )
+    for title, lengths in (("decoding", _DECODING), ("prefill", _PREFILL))
+    for heads, groups in ((48, 1), (64, 8))
+}
 
 KERNEL = declared(
-    Operands, plan, rejects, what="gated delta rule", cases=CASES, uses=USES, limits=NMSE
+    Operands, plan, rejects, what="linear attention", cases=CASES, uses=USES, limits=NMSE
 )
