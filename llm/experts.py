@@ -35,10 +35,11 @@ class Experts:
 @dataclass(frozen=True)
 class ExpertNames:
     """Names that checkpoints have for the tensors of a layer's experts: gate, up and down of each,
-    the router, the correction bias and the shared expert.
+    gate and up, and down, of all in one, the router, the correction bias and the shared expert.
     """
 
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    fused: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
     router: str = "gate"
     bias: str = "gate.e_score_correction_bias"
     shared: str = "shared_expert"
@@ -148,14 +149,14 @@ def expert_parameters(
             (e,), tuple(f"{source}{names.bias}" for source in sources)
         )
     for part, own, shape, fused, parts, which in (
-        ("gate", names.parts[0], (f, width), "gate_up", 2, 0),
-        ("up", names.parts[1], (f, width), "gate_up", 2, 1),
-        ("down", names.parts[2], (width, f), "down", 1, 0),
+        ("gate", names.parts[0], (f, width), names.fused[0], 2, 0),
+        ("up", names.parts[1], (f, width), names.fused[0], 2, 1),
+        ("down", names.parts[2], (width, f), names.fused[1], 1, 0),
     ):
         whole = (e, parts * shape[0], shape[1])
         ways = []
         for source in sources:
-            one = (f"{source}experts.{fused}_proj",)
+            one = (f"{source}{fused}",)
             ways.append(
                 Stored(
                     tuple(f"{source}experts.{i}.{own}.weight" for i in range(e)),
@@ -171,7 +172,7 @@ def expert_parameters(
             if turned or names.turned:
                 turn, take = partial(_turned, which, parts), partial(_part, which, parts)
                 ways.append(Stored(one, (e, shape[1], whole[1]), turn, turned=take))
-        name, both = f"{at}.ffn_{part}_exps.weight", f"{at}.ffn_{fused}_exps.weight"
+        name, both = f"{at}.ffn_{part}_exps.weight", f"{at}.ffn_gate_up_exps.weight"
         gguf = (
             Stored((name,), (e, *shape)),
             Stored((both,), whole, partial(_part, which, parts), picks_rows=True),

@@ -110,6 +110,7 @@ FAMILIES = (
         ("qwen2", "qwen2vl", "paddleocr"),
     ),
     Entry("mtmd.llm.families.phi3", ("phi3", "phi4-siglip_text"), ("phi3",)),
+    Entry("mtmd.llm.families.granite_hybrid", ("granitemoehybrid",), ("granitehybrid",)),
     Entry("mtmd.llm.families.lfm2", ("lfm2", "lfm2_moe"), ("lfm2", "lfm2moe")),
     Entry("mtmd.llm.families.mllama", ("mllama_text_model",)),
     Entry("mtmd.llm.families.bart", ("trocr",)),
@@ -249,7 +250,8 @@ def gguf_of(text: TextFamily, where: str) -> tuple[str, dict[str, Any], dict[str
             f"{where}: a GGUF of architecture {described.architecture} has no "
             f"{described.refused}; use the model in safetensors"
         )
-    keys, added = gguf_rope(described.rotary, text.context, where)
+    rotary = described.rotary
+    keys, added = gguf_rope(rotary, text.context, where) if rotary else ({}, {})
     architecture = described.architecture
     written = {f"{architecture}.{k}": v for k, v in (described.keys | keys).items()}
     if described.pad is not None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.rotary import Rotary
 from mtmd.kernels.checkpoint.settings import MAX_LAYERS, Settings
 from mtmd.llm.experts import Experts
@@ -16,14 +17,14 @@ from mtmd.llm.experts import Experts
 @dataclass(frozen=True)
 class GgufText:
     """A decoder as GGUF describes it: general.architecture, the keys below its name, and the
-    rotary embedding whose keys and divisors come on top; the token that pads, where it matters;
-    what of it such a file cannot have, "" where it can all be said; and the type of the projector
-    that says the rest, where one does.
+    rotary embedding whose keys and divisors come on top, None where there is none; the token that
+    pads, where it matters; what of it such a file cannot have, "" where it can all be said; and the
+    type of the projector that says the rest, where one does.
     """
 
     architecture: str
     keys: dict[str, Any]
-    rotary: Rotary
+    rotary: Rotary | None
     pad: int | None = None
     refused: str = ""
     projector: str | None = None
@@ -80,6 +81,25 @@ def sliding_layers(keys: Settings, default: int) -> list[bool]:
         return [bool(slides) for slides in pattern]
     every = keys.count(PATTERN, default, maximum=MAX_LAYERS)
     return [(layer + 1) % every != 0 for layer in range(depth)]
+
+
+def groups_by_layer(keys: Settings) -> list[int]:
+    """Return how many groups of keys each layer has by the keys of a GGUF: 0 where it does not
+    attend, in all others the same. Raises ModelError.
+    """
+    layers = keys.count("block_count", maximum=MAX_LAYERS)
+    groups: object = keys.get("attention.head_count_kv", None)
+    if (
+        not isinstance(groups, (list, tuple))
+        or len(groups) != layers
+        or {*map(type, groups)} != {int}
+        or len({*groups} - {0}) != 1
+    ):
+        raise ModelError(
+            f"{keys.where}: attention.head_count_kv is {groups!r:.60}, expected {layers} numbers, "
+            "0 or all the same"
+        )
+    return list(groups)
 
 
 GATING = {1: "softmax", 2: "sigmoid"}

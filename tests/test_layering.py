@@ -77,6 +77,7 @@ ORDER = {
         ("batch", "gguf_keys", "sampling"),  # what one forward reads, how its logits are read
         ("inputs", "plan_maker"),
         ("blocks", "family"),
+        ("mamba2",),
         ("engine", "families"),  # neither knows the other: a family builds, the engine runs
         ("batch_shapes", "warmup"),
     ),

@@ -166,15 +166,18 @@ class _Rewriting:
     def _output(self, node: Node) -> Node:
         state = self.analysis.states[node]
         if isinstance(state, Split) and not node.is_in_state:
-            sizes = tuple(length(self._ranges(state, rank)) for rank in range(self.group.size))
-            return OPS["all_gather"](
-                self.made[node],
-                group=self.group,
-                axis=state.axis,
-                sizes=sizes,
-                name=f"{node.name}.all_gather",
-            )
+            return self._gathered(node, state)
         return self.made[node] if isinstance(state, Split) else self._whole(node)
+
+    def _gathered(self, node: Node, state: Split) -> Node:
+        """The parts of all ranks, one after another."""
+        return OPS["all_gather"](
+            self.made[node],
+            group=self.group,
+            axis=state.axis,
+            sizes=tuple(length(self._ranges(state, rank)) for rank in range(self.group.size)),
+            name=f"{node.name}.all_gather",
+        )
 
     def _whole(self, node: Node) -> Node:
         if node.is_leaf:
@@ -236,6 +239,11 @@ class _Rewriting:
             return OPS["embed_part"](*inputs, first=first, name=node.name, **node.attrs)
         attrs = dict(node.attrs)
         result = located.result
+        if "gathered" in located.notes and isinstance(result, Split) and node.inputs[0]:
+            inputs[0] = self._gathered(node.inputs[0], result)
+            whole = OPS[node.op](*inputs, name=f"{node.name}.whole", **attrs)
+            ranges = self._ranges(result)
+            return OPS["part"](whole, axis=result.axis, ranges=ranges, name=node.name)
         if "every" in located.notes and isinstance(result, Split):
             first, step = located.notes["every"]
             count = length(self._ranges(result))

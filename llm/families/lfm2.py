@@ -29,7 +29,7 @@ from mtmd.llm.blocks import (
     token_embeddings,
 )
 from mtmd.llm.experts import MAX_EXPERTS, ExpertNames, Experts, expert_parameters, read_routing
-from mtmd.llm.gguf_keys import GgufText, decoder_keys, expert_keys, gating_key
+from mtmd.llm.gguf_keys import GgufText, decoder_keys, expert_keys, gating_key, groups_by_layer
 from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import (
     COPIED_HEAD,
@@ -223,20 +223,7 @@ def from_gguf(keys: Settings, names: Collection[str]) -> dict[str, Any]:
     """Return what config.json would say beyond the common keys. Layers without groups of keys are
     convolutions.
     """
-    layers, groups = (
-        keys.count("block_count", maximum=MAX_LAYERS),
-        keys.get("attention.head_count_kv", None),
-    )
-    if (
-        not isinstance(groups, (list, tuple))
-        or len(groups) != layers
-        or {*map(type, groups)} != {int}
-        or len({*groups} - {0}) != 1
-    ):
-        raise ModelError(
-            f"{keys.where}: attention.head_count_kv is {groups!r:.60}, expected {layers} numbers, "
-            "0 or all the same"
-        )
+    groups = groups_by_layer(keys)
     sparse = keys.get("expert_count", 0) != 0
     return {
         "model_type": "lfm2_moe" if sparse else "lfm2",

@@ -21,6 +21,8 @@ from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 from mtmd.llm.blocks import (
+    Multipliers,
+    added,
     attend,
     cache_keys_values,
     deepstack,
@@ -106,18 +108,6 @@ GGUF_KINDS = {
     "attention.temperature_scale": "ministral3",
     "attention.sliding_window": "mistral",
 }  # keys that tell
-
-
-@dataclass(frozen=True)
-class Multipliers:
-    """Numbers that Granite multiplies by: what is embedded, pictures too; what a block adds;
-    scores, in place of 1 / sqrt(K); and what logits are divided by.
-    """
-
-    embedding: float
-    residual: float
-    attention: float
-    logits: float
 
 
 @dataclass(frozen=True)
@@ -212,20 +202,14 @@ class LlamaText:
             )
             y = w.linear(y, f"{at}.attn_output", bias=self.attention_bias)
             y = w.rms_norm(y, f"{at}.post_attention_norm", self.eps) if self.after else y
-            x = self._added(y, x, f"{at}.attn")
+            x = added(y, x, f"{at}.attn", times)
             y = swiglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w, bias=self.mlp_bias)
             y = w.rms_norm(y, f"{at}.post_ffw_norm", self.eps) if self.after else y
-            x = self._added(y, x, f"{at}.ffn")
+            x = added(y, x, f"{at}.ffn", times)
         x = logits(x, inputs, w, eps=self.eps, tied=self.tied)
         if times is None or times.logits == 1:
             return x
         return ops.scale(x, factor=1 / times.logits, name="logits.scaled")
-
-    def _added(self, y: Node, x: Node, at: str) -> Node:
-        """Return what a block gives, added to what it was given."""
-        if self.times:
-            y = ops.scale(y, factor=self.times.residual, name=f"{at}_scaled")
-        return ops.add(y, x, name=f"{at}_residual")
 
 
 def to_gguf(text: LlamaText) -> GgufText:
@@ -236,12 +220,7 @@ def to_gguf(text: LlamaText) -> GgufText:
     if text.temper is not None:
         keys["attention.temperature_scale"] = text.temper[0]
     if text.times is not None:
-        keys |= {
-            "embedding_scale": text.times.embedding,
-            "residual_scale": text.times.residual,
-            "attention.scale": text.times.attention,
-            "logit_scale": text.times.logits,
-        }
+        keys |= text.times.gguf_keys()
         if text.stacked:
             parts = {layer: part for part, layer in enumerate(text.stacked) if part}
             keys["deepstack_mapping"] = [parts.get(layer, -1) for layer in range(text.depth)]

@@ -28,6 +28,7 @@ MODULES = (
     "qwen3_vl",
     "qwen3_5",
     "qwen3_next",
+    "granite_hybrid",
     "phi",
     "opt",
     "qwen_omni",

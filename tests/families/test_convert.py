@@ -52,6 +52,7 @@ REFUSED = {  # variants of which llama.cpp takes something else for granted
     "cohere_compass": "no positions for each kind of layer",
     "untied, positions in all layers, biases": "no biases of attention",
     "4.7, slices on canvases": "does not say canvases",
+    "attention alone, dense": "no decoder without Mamba-2 layers",
     "qwen3_5": "no heads of keys that differ from those of values",
     "qwen3_next": "no heads of keys that differ from those of values",
     "0.4 of heads of 20, 4 on 2, normed, as published": "has no norms of queries and keys",

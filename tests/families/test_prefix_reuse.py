@@ -100,6 +100,19 @@ def test_what_was_read_before_changes_no_answer(case: str, build: Build) -> None
     ]
 
 
+def test_matrices_and_windows_of_texts_are_taken_up_again(build: Build) -> None:
+    model = load(build("granite_hybrid", "experts, one group, no positions"))
+    first = user("Describe the image. What do you see here? a red circle, " * 4)
+    said = {"role": "assistant", "content": "a blue square and a red circle at the left. " * 4}
+    requested = [[first], [first, said, user("and here?")], [first, said, user("What is it?")]]
+    expected = [answers(model, [messages])[0] for messages in requested]
+    result = [list(model.stream(m, max_tokens=16, ignore_eos=True))[-1] for m in requested]
+    model.release()
+    actual = [event.answer for event in result if isinstance(event, Finished)]
+    assert [a.output_token_ids for a in actual] == [a.output_token_ids for a in expected]
+    assert all(a.receipt.reused_tokens >= PAGE for a in actual[1:])
+
+
 @pytest.mark.parametrize(
     ("row", "variant"),
     [
