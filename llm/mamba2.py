@@ -241,7 +241,7 @@ def gguf_mamba2(keys: Settings, names: Collection[str]) -> tuple[int | bool, ...
 
 
 def _unlimited(limit: object) -> bool:
-    """Whether it is 0 and infinity, the latter also as transformers 5 writes it."""
+    """Return whether it is 0 and infinity, the latter also as transformers 5 writes it."""
     if not isinstance(limit, (list, tuple)) or len(limit) != 2:
         return False
     return limit[0] == 0 and limit[1] in (inf, {"__float__": "Infinity"})
