@@ -19,9 +19,9 @@ from torch import Tensor
 from mtmd.base.errors import OptionError
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.mixtures import MIXTURES, tensor_types
+from mtmd.kernels.cpu.quantize import quantize
 from mtmd.kernels.graph import Shape
 from mtmd.kernels.quantization.blocks import BLOCKS, row_bytes
-from mtmd.kernels.quantization.quantize import quantize
 
 PLAIN = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 NOISE = (1 << 20) + 7  # values drawn; a row's length does not divide it, so that rows differ

@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import replace
 
 from mtmd.checkpoint.checkpoint import RANDOM, Checkpoint
+from mtmd.checkpoint.requantized import Requantized
 from mtmd.kernels.checkpoint.canonical import PLAIN_KINDS, CanonicalWeights, Parameter
 from mtmd.kernels.checkpoint.mixtures import MIXTURES, PLAIN, tensor_types
 from mtmd.kernels.checkpoint.quantized.weights import QuantizedWeights
-from mtmd.kernels.checkpoint.requantized import Requantized
 
 
 def with_weights(checkpoint: Checkpoint, weights: str | None) -> Checkpoint:

@@ -21,7 +21,7 @@ from mtmd.kernels.checkpoint.mixtures import MIXTURES, tensor_types
 from mtmd.kernels.checkpoint.safetensors_file import SINGLE, SafetensorsWeights
 from mtmd.kernels.checkpoint.settings import read_json
 from mtmd.kernels.checkpoint.tensor_writer import Planned, Progress, write_tensors
-from mtmd.kernels.quantization.encode_32 import E4M3_MAX
+from mtmd.kernels.cpu.quantize import E4M3_MAX
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.loading import find_checkpoint
 from mtmd.options.load import LoadOptions

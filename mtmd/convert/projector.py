@@ -9,13 +9,13 @@ import torch
 from mtmd.base.errors import ModelError
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.gguf import PROJECTOR, TOWER
+from mtmd.checkpoint.requantized import Requantized
 from mtmd.clip.audio_family import gguf_of as audio_gguf_of
 from mtmd.clip.family import gguf_of
 from mtmd.convert.text import QUANTIZATION_VERSION, as_stored, planned
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, Parameter
 from mtmd.kernels.checkpoint.gguf_file import GgufFile
 from mtmd.kernels.checkpoint.mixtures import MIXTURES, PLAIN, tensor_types
-from mtmd.kernels.checkpoint.requantized import Requantized
 from mtmd.kernels.checkpoint.tensor_writer import Planned
 
 FIRST = (

@@ -12,11 +12,11 @@ from mtmd.base.errors import ModelError
 from mtmd.checkpoint import relevance
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.gguf import TOWER
+from mtmd.checkpoint.requantized import Requantized
 from mtmd.checkpoint.sampling import gguf_sampling
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights, Parameter
 from mtmd.kernels.checkpoint.gguf_file import GgufFile
 from mtmd.kernels.checkpoint.mixtures import MIXTURES, tensor_types
-from mtmd.kernels.checkpoint.requantized import Requantized
 from mtmd.kernels.checkpoint.tensor_writer import Planned
 from mtmd.llm.family import gguf_of
 from mtmd.llm.tokenizer.gguf_tokenizer import TEMPLATE

@@ -111,7 +111,7 @@ class Value:
         assert name is not None
         if swap:
             a, b = b, a
-        flags = ("contract",) if side.is_float else ()
+        flags = ("contract",) if side.is_float and self.e.contract else ()
         return Value(self.e, getattr(self.e.b, name)(a, b, flags=flags))
 
     def __add__(self, other: Operand) -> Value:
@@ -350,6 +350,7 @@ class Emitter:
         has: Callable[[str], bool] = lambda _: False,
     ):
         self.has = has  # whether the CPU has a feature, by LLVM's name
+        self.contract = True  # whether a product and the sum that it is part of are rounded once
         # There LLVM would call a function that is not there.
         self.without_halves = platform.machine() in ("x86_64", "AMD64") and not has("f16c")
         self.module = ir.Module(name)

@@ -19,7 +19,7 @@ from mtmd.kernels.checkpoint import tensor_writer
 from mtmd.kernels.checkpoint.gguf_file import GgufFile
 from mtmd.kernels.checkpoint.gguf_writer import write_gguf
 from mtmd.kernels.checkpoint.tensor_writer import Planned
-from mtmd.kernels.quantization.quantize import quantize
+from mtmd.kernels.cpu.quantize import quantize
 
 METADATA = {
     "general.architecture": "x",

@@ -14,8 +14,8 @@ import torch
 from mtmd.base.errors import ModelError, OptionError
 from mtmd.bench.random_weights import BANK, RandomFile, _blocks, plain_kinds, text_kinds
 from mtmd.bench.shapes import random_checkpoint, read_shape, shape_names
+from mtmd.kernels.cpu.quantize import ENCODERS
 from mtmd.kernels.quantization.blocks import BLOCKS
-from mtmd.kernels.quantization.quantize import ENCODERS
 from mtmd.llm.engine.spans import Span
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions

@@ -13,8 +13,8 @@ from mtmd import fit, load
 from mtmd.base.errors import OptionError
 from mtmd.checkpoint.facts import facts_of
 from mtmd.checkpoint.requantize import with_weights
+from mtmd.kernels.cpu.quantize import quantize
 from mtmd.kernels.quantization.blocks import dequantize
-from mtmd.kernels.quantization.quantize import quantize
 from mtmd.options.load import LoadOptions
 
 TURN = [{"role": "user", "content": "hello"}]

@@ -20,7 +20,7 @@ from mtmd.kernels.checkpoint.gguf_file import GgufFile
 from mtmd.kernels.checkpoint.gguf_writer import write_gguf
 from mtmd.kernels.checkpoint.safetensors_file import SafetensorsWeights
 from mtmd.kernels.checkpoint.tensor_writer import Planned
-from mtmd.kernels.quantization.quantize import quantize
+from mtmd.kernels.cpu.quantize import quantize
 from mtmd.loading import DEMO_MODEL
 
 TURN = [{"role": "user", "content": "hello"}]

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import quantizers
 import torch
 
 from mtmd.base.errors import ModelError
+from mtmd.kernels.cpu.quantize import ENCODERS, quantize
 from mtmd.kernels.quantization.bits import fields, pack
 from mtmd.kernels.quantization.blocks import BLOCKS, dequantize
-from mtmd.kernels.quantization.quantize import ENCODERS, quantize
 
 # NMSE of `ggml_quantize_chunk` (ggml as in llama-cpp-python 0.3.36) on `values`, without and with
 # `importance`.
@@ -57,6 +58,26 @@ def test_errors_are_no_larger_than_those_of_llama_cpp(kind, drawn):
     assert error(values, kind) <= plain
     assert error(values, kind, importance) <= weighted
     assert error(values.bfloat16(), kind) <= plain * 1.01
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+@pytest.mark.parametrize("kind", quantizers.ENCODERS)
+def test_bytes_are_those_of_the_same_steps_in_torch(kind, weigh):
+    """Equal to the bit where torch sums in the same order: in columns of a multiple of 64 blocks;
+    of awkward numbers too, and of a last unit with few blocks.
+    """
+    size, draw = BLOCKS[kind].values, torch.Generator().manual_seed(7)
+    x = torch.randn(192, size, generator=draw) * torch.logspace(-6, 4, 192)[:, None]
+    x[5] = 0
+    x[6] = 3.0
+    x[7, 3:] = 0
+    x[8] = -x[8].abs()
+    x[9] = torch.arange(size) * 1e5
+    w = torch.rand(192, size, generator=draw) ** 4 + 0.01 if weigh else None
+    expected = quantizers.ENCODERS[kind](x, w)
+    assert torch.equal(ENCODERS[kind](x, w), expected)
+    few = ENCODERS[kind](x[:17], None if w is None else w[:17])
+    assert torch.equal(few, expected[:17])
 
 
 @pytest.mark.parametrize("kind", ENCODERS)

@@ -11,9 +11,9 @@ import torch
 
 from mtmd.kernels.checkpoint.canonical import PLAIN_KINDS, CanonicalWeights, Rearranged
 from mtmd.kernels.checkpoint.gguf_file import DTYPES
+from mtmd.kernels.cpu.quantize import quantize
 from mtmd.kernels.graph import Shape
 from mtmd.kernels.quantization.blocks import BLOCKS, dequantize, row_bytes
-from mtmd.kernels.quantization.quantize import quantize
 
 
 class Requantized:
