@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from math import isfinite
 from types import MappingProxyType
 
 import torch
@@ -66,7 +67,7 @@ def quantize(values: Tensor, kind: str, importance: Tensor | None = None) -> Ten
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
         x = rows[part].float().contiguous()
-        if not x.isfinite().all():
+        if not all(map(isfinite, map(float, x.aminmax()))):
             raise ModelError("values that are infinite or no numbers cannot be quantized")
         w = None if weights is None else weights[part].float().reshape(-1, block.values)
         made = ENCODERS[kind](x.view(-1, block.values), w)
@@ -126,12 +127,12 @@ def _search(
 
 @lru_cache(maxsize=4)
 def nearest_entries(table: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the nearest entry of a table and its place for each cell of half a unit."""
+    """Return the nearest entry of a table and its index for each cell of half a unit."""
     middles = torch.arange(CELLS).double().sub(CELLS // 2).div(2).add(0.25)
     with torch.inference_mode(False):
         entries = torch.tensor(table, dtype=torch.float64)
-        places = (middles[:, None] - entries).abs().argmin(1)
-        return tuple(entries[places].int().tolist()), tuple(places.tolist())
+        indices = (middles[:, None] - entries).abs().argmin(1)
+        return tuple(entries[indices].int().tolist()), tuple(indices.tolist())
 
 
 def _q8_0(x: Tensor, w: Tensor | None) -> Tensor:
@@ -165,7 +166,7 @@ def _mxfp4(x: Tensor, w: Tensor | None) -> Tensor:
     """Take the power of two with the smallest error, of those with which the largest number is
     within the table or not far beyond it.
     """
-    entries, places = (torch.tensor(one) for one in nearest_entries(FP4_VALUES))
+    entries, indices = (torch.tensor(one) for one in nearest_entries(FP4_VALUES))
 
     def cells(units: Tensor) -> Tensor:
         half = units.mul(2).floor_().clamp_(-CELLS // 2, CELLS // 2 - 1)
@@ -180,7 +181,7 @@ def _mxfp4(x: Tensor, w: Tensor | None) -> Tensor:
         total = (error if w is None else error * w).sum(1)
         better = total < lowest
         best, lowest = torch.where(better, e, best), torch.where(better, total, lowest)
-    codes = places[cells(x / torch.ldexp(torch.ones_like(lowest), best)[:, None])]
+    codes = indices[cells(x / torch.ldexp(torch.ones_like(lowest), best)[:, None])]
     first = (best + MXFP4_BIAS).to(torch.uint8)[:, None]
     return torch.cat((first, pack(codes.to(torch.uint8), 4, 16)), 1)
 

@@ -29,8 +29,8 @@ VECTOR = vec(F32, LANES)
 @dataclass(frozen=True)
 class Form:
     """Describes blocks: how many values share a scale, and how many such groups a block has. Codes
-    are whole numbers from `low` to `high`, stored from 0, or where `nearest` is given, places in a
-    table: its cells of half a unit, from -128 on, have the nearest entry and its place. `limit`:
+    are whole numbers from `low` to `high`, stored from 0, or where `nearest` is given, indices in a
+    table: its cells of half a unit, from -128 on, have the nearest entry and its index. `limit`:
     integers of the groups are below it, and from -limit on where they have signs.
     """
 
@@ -205,12 +205,13 @@ def emit_lines(
         blocks.by_group(scaled)
         e.store(e.arg_ptr(4), d, unit * LANES)
         e.store(e.arg_ptr(5), dmin, unit * LANES)
-        for to, source in ((6, ups), (7, downs)):
-            blocks.by_group(
-                lambda g, to=to, source=source: e.store(
-                    e.arg_ptr(to), g.load(source), g.number * e.arg(8) + unit * LANES
-                )
-            )
+
+        def write_ints(g: _Group) -> None:
+            at = g.number * e.arg(8) + unit * LANES
+            e.store(e.arg_ptr(6), g.load(ups), at)
+            e.store(e.arg_ptr(7), g.load(downs), at)
+
+        blocks.by_group(write_ints)
 
         def code(v: Value, x: Value) -> Value:
             at = v // form.size * LANES
@@ -266,8 +267,8 @@ class _Blocks:
         self.w = e.local(F32, form.values * LANES) if weighted else None
         self.codes = e.local(F32, form.values * LANES)
         if form.nearest is not None:
-            entries, places = form.nearest
-            self.entries, self.places = e.table(I32, entries), e.table(I32, places)
+            entries, indices = form.nearest
+            self.entries, self.indices = e.table(I32, entries), e.table(I32, indices)
 
     @contextmanager
     def units(self) -> Iterator[Value]:
@@ -333,7 +334,7 @@ class _Blocks:
         """The code of the nearest."""
         if self.form.nearest is None:
             return self.grid(x) - float(self.form.low)
-        return self.e.gather(self.places, self._cells(x)).sitofp()
+        return self.e.gather(self.indices, self._cells(x)).sitofp()
 
     def write(self, code: Callable[[Value, Value], Value]) -> None:
         """`code(v, x)` of each value v, x, as a byte."""
