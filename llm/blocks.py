@@ -238,6 +238,13 @@ def swiglu(x: Node, at: str, w: Weights, suffix: str = "", *, bias: bool = False
     )
 
 
+def squared_relu(x: Node, at: str, w: Weights, suffix: str = "") -> Node:
+    """The feed-forward layer of arXiv:2109.08668          [T, D] -> [T, D]"""
+    y = ops.relu(w.linear(x, f"{at}.ffn_up{suffix}"), name=f"{at}.ffn_relu{suffix}")
+    y = ops.mul(y, y, name=f"{at}.ffn_squared{suffix}")
+    return w.linear(y, f"{at}.ffn_down{suffix}")
+
+
 def fused_swiglu(x: Node, at: str, w: Weights) -> Node:
     """`swiglu` whose gate and way up are one matrix, `ffn_up`          [T, D] -> [T, D]"""
     both = w.linear(x, f"{at}.ffn_up")
@@ -271,14 +278,15 @@ def moe_ffn(
     [T, D] -> [T, D]; arXiv:2401.06066 for the shared expert. The router reads `router_input` [T, D]
     where it is not what the experts read; `shares` [E] and `act` are the op's.
     """
-    parts = ("gate", "up", "down")
+    own = {"gate": "gate" if experts.gated else "up", "up": "up", "down": "down"}
     quants = {
         f"{part}_quant": quant
-        for part in parts
-        if (quant := w.quant(f"{at}.ffn_{part}_exps.weight"))
+        for part, name in own.items()
+        if (quant := w.quant(f"{at}.ffn_{name}_exps.weight"))
     }
     router = w.linear(x if router_input is None else router_input, f"{at}.ffn_gate_inp")
-    tables = (w.tensor(f"{at}.ffn_{part}_exps.weight") for part in parts)
+    stored = {name: w.tensor(f"{at}.ffn_{name}_exps.weight") for name in own.values()}
+    tables = [stored[name] for name in own.values()]
     more = (w.tensor(f"{at}.exp_probs_b.bias", torch.float32),) if experts.biased else ()
     y = ops.moe(
         x,
@@ -287,13 +295,13 @@ def moe_ffn(
         shares,
         *more,
         routing=experts.routing,
-        act=act,
+        act=act if experts.gated else "relu",
         **quants,
         name=f"{at}.ffn_moe",
     )
     if not experts.shared:
         return y
-    shared = swiglu(x, at, w, "_shexp")
+    shared = (swiglu if experts.gated else squared_relu)(x, at, w, "_shexp")
     if experts.shared_gate:
         gate = w.linear(x, f"{at}.ffn_gate_inp_shexp")
         gate = ops.sigmoid(gate, name=f"{at}.ffn_gate_shexp.sigmoid")

@@ -20,7 +20,8 @@ MAX_EXPERTS = 1 << 14
 class Experts:
     """E experts of FFN width F in the layers `at`, chosen for each token as `routing` says, and by
     ratings with a correction bias if `biased`; and, where `shared` is not 0, one of that width
-    which reads every token, and of which, with `shared_gate`, a gate lets through a part.
+    which reads every token, and of which, with `shared_gate`, a gate lets through a part. Experts
+    that are not `gated` are two products with relu(y)^2 between.
     """
 
     count: int
@@ -30,6 +31,7 @@ class Experts:
     shared: int = 0
     shared_gate: bool = False
     biased: bool = False
+    gated: bool = True
 
 
 @dataclass(frozen=True)
@@ -148,11 +150,14 @@ def expert_parameters(
         parameters[f"{at}.exp_probs_b.bias"] = Parameter(
             (e,), tuple(f"{source}{names.bias}" for source in sources)
         )
-    for part, own, shape, fused, parts, which in (
+    tables = [
         ("gate", names.parts[0], (f, width), names.fused[0], 2, 0),
         ("up", names.parts[1], (f, width), names.fused[0], 2, 1),
         ("down", names.parts[2], (width, f), names.fused[1], 1, 0),
-    ):
+    ]
+    if not experts.gated:
+        tables[:2] = [("up", names.parts[1], (f, width), "experts.up_proj", 1, 0)]
+    for part, own, shape, fused, parts, which in tables:
         whole = (e, parts * shape[0], shape[1])
         ways = []
         for source in sources:
@@ -193,6 +198,7 @@ def _shared_parameters(
             shape, tuple(f"{source}{names.shared}.{own}.weight" for source in sources)
         )
         for (part, shape), own in zip(shapes.items(), names.parts, strict=True)
+        if experts.gated or part != "gate"
     }
     if experts.shared_gate:
         # llama.cpp's quantizer writes a matrix of one row as a vector.

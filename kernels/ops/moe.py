@@ -14,7 +14,7 @@ from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops.op import need, need_floats, op, values_in
 from mtmd.kernels.quantization.blocks import dequantize
 
-ACTIVATIONS = ("silu", "gelu_tanh")
+ACTIVATIONS = ("silu", "gelu_tanh", "relu")
 SCORES = ("softmax", "sigmoid")
 
 
@@ -118,17 +118,18 @@ def _top_k(node: Node) -> int:
 
 
 def _flops(node: Node) -> int:
-    """Three products for each token and expert that reads it."""
-    x, _, gate = node.inputs[:3]
+    """Three products for each token and expert that reads it, two where gate and up are one."""
+    x, _, gate, up = node.inputs[:4]
     assert x is not None and gate is not None
-    return 6 * x.type.count * _top_k(node) * gate.shape[1]
+    return (4 if gate is up else 6) * x.type.count * _top_k(node) * gate.shape[1]
 
 
 def _traffic(node: Node) -> int:
     """The tokens, the ratings, the result, and the experts in use: as many as an even router would
     choose, which is top_k for one token.
     """
-    x, router, *tables = list(node.operands)[:5]
+    x, router, *given = list(node.operands)[:5]
+    tables = list(dict.fromkeys(given))  # gate and up may be one
     experts, tokens = tables[0].shape[0], x.shape[0]
     used: float = experts * (1 - (1 - _top_k(node) / experts) ** tokens)
     return (
@@ -181,8 +182,10 @@ def moe(
 
     x [T, D], router [T, E] (logits), gate and up [E, F, D], down [E, D, F] -> [T, D]. `shares` fp32
     [E] is s, 1 where it is absent; `bias` fp32 [E] is the correction bias of ratings. `act` is
-    "silu" or "gelu_tanh". `gate_quant`, `up_quant`, `down_quant` name the GGUF block types of
-    tables that are u8 [E, rows, bytes of a row's values]. Ratings and the sum are fp32.
+    "silu", "gelu_tanh" or "relu"; with the last, and one table as gate and up, experts are two
+    products with relu(y)^2 between (arXiv:2109.08668). `gate_quant`, `up_quant`, `down_quant` name
+    the GGUF block types of tables that are u8 [E, rows, bytes of a row's values]. Ratings and the
+    sum are fp32.
     """
     weights, chosen = route(router, routing, shares, bias)
     total = x.new_zeros(x.shape, dtype=torch.float32)
@@ -239,6 +242,8 @@ def activate(x: Tensor, act: str) -> Tensor:
     """act(x), in place of x"""
     if act == "silu":
         return F.silu(x, inplace=True)
+    if act == "relu":
+        return x.relu_()
     return torch.ops.aten.gelu_(x, approximate="tanh")  # type: ignore[no-any-return]
 
 

@@ -1135,13 +1135,18 @@ def _expert_activation(
     low: Lowering, node: Node, x: Node, gate: Location, up: Location, count: int, ffn: int
 ) -> Location:
     """Rows of what the first two products of experts make."""
-    gated, silu = low.room(count * ffn * x.dtype.itemsize), node.attrs.get("act", "silu") == "silu"
-    kind, approximate = ("silu_mul", "") if silu else ("gelu_mul", "tanh")
-    address = compile_kernel(rows.emit_each, kind, *[name_of(x)] * 3, 1, approximate)
+    gated = low.room(count * ffn * x.dtype.itemsize)
+    kind, _, approximate = node.attrs.get("act", "silu").partition("_")
+    address = compile_kernel(rows.emit_each, f"{kind}_mul", *[name_of(x)] * 3, 1, approximate)
     row = [0, ffn]
     args = [gate, *row, up, *row, gated, *row, count, ffn, 0, 0]
     low.add(address, args, count * -(-ffn // rows.BLOCK), WORTH // rows.BLOCK, f"{node.name} act")
     return gated
+
+
+def _first_tables(gate: Node, up: Node) -> list[tuple[str, Node]]:
+    """The tables of an expert's first products: gate and up may be one."""
+    return [("gate", gate)] if gate is up else [("gate", gate), ("up", up)]
 
 
 def _emit_moe(low: Lowering, node: Node, inputs: Operands) -> None:
@@ -1153,10 +1158,11 @@ def _emit_moe(low: Lowering, node: Node, inputs: Operands) -> None:
     pairs = tokens * maximum
     weights, chosen = _route(low, node, inputs)
     read, of, read_by = _expert_rows(low, node, x, weights)
-    halves = [low.room(pairs * ffn * size) for _ in range(2)]
-    for part, table, to in (("gate", gate, halves[0]), ("up", up, halves[1])):
+    first = _first_tables(gate, up)
+    halves = [low.room(pairs * ffn * size) for _ in first]
+    for (part, table), to in zip(first, halves, strict=True):
         _chosen(low, node, part, x, read, of, read_by, table, width, chosen, to)
-    gated = _expert_activation(low, node, x, halves[0], halves[1], pairs, ffn)
+    gated = _expert_activation(low, node, x, halves[0], halves[-1], pairs, ffn)
     mixed = low.room(pairs * width * size)
     _chosen(low, node, "down", x, gated, pairs, 1, down, ffn, chosen, mixed)
     address = compile_kernel(experts_.emit_mix, name_of(x), name_of(node), not routing.on_input)
@@ -1401,8 +1407,8 @@ def _emit_wide_moe(low: Lowering, node: Node, inputs: Operands) -> None:
         low.add(address, args, units, 1, f"{node.name}.{part}")
         return to
 
-    halves = [multiplied(p, t, read, width, ffn, True) for p, t in (("gate", gate), ("up", up))]
-    gated = _expert_activation(low, node, x, halves[0], halves[1], count, ffn)
+    halves = [multiplied(p, t, read, width, ffn, True) for p, t in _first_tables(gate, up)]
+    gated = _expert_activation(low, node, x, halves[0], halves[-1], count, ffn)
     mixed = multiplied("down", down, gated, ffn, width, False)
     weighted = not routing.on_input
     address = compile_kernel(experts_.emit_mix, name_of(x), name_of(node), weighted, True)

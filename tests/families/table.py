@@ -29,6 +29,7 @@ MODULES = (
     "qwen3_5",
     "qwen3_next",
     "granite_hybrid",
+    "nemotron_h",
     "phi",
     "opt",
     "qwen_omni",

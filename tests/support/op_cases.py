@@ -757,7 +757,7 @@ def _moe(d: Draw) -> Case:
         on_input=d.maybe(),
         **grouped,
     )
-    attrs = {"routing": routing, "act": d.rng.choice(("silu", "gelu_tanh"))}
+    attrs = {"routing": routing, "act": d.rng.choice(("silu", "gelu_tanh", "relu"))}
     router = d.values(tokens, experts, dtype=d.rng.choice((d.dtype, torch.float32)))
     shares: list[Tensor | None] = [
         d.lay(d.values(experts, dtype=torch.float32).sigmoid()) if d.maybe() else None,

@@ -68,7 +68,7 @@ def emit_each(
     x, xo, xi, y, yo, yi, z, zo, zi = (e.arg_ptr(i) if i % 3 == 0 else e.arg(i) for i in range(9))
     inner, columns = e.arg(9), e.arg(10)
     blocks = (columns + (BLOCK - 1)) // BLOCK
-    binary = kind in BINARY
+    binary = kind in (*BINARY, "relu_mul")  # the latter for experts
 
     def first(v: Value) -> Value:
         return {
@@ -79,6 +79,7 @@ def emit_each(
             "sigmoid": lambda: e.sigmoid(v),
             "softplus": lambda: e.select(v > 20.0, v, e.softplus(v)),
             "relu": lambda: e.select(v < 0.0, e.f32(0.0, v.lanes), v),
+            "relu_mul": lambda: e.select(v < 0.0, e.f32(0.0, v.lanes), v),
             "scale": lambda: e.rounded(v * e.arg_f32(11), out) + e.arg_f32(12),
             "softcap": lambda: (
                 e.rounded(e.tanh(e.rounded(v / e.arg_f32(11), out)), out) * e.arg_f32(11)

@@ -82,6 +82,7 @@ CASES = (
     problem(1, 1, 1, 16, 16, normalize=False),
     problem(1, 16, 3, 33, 17, _B, act="gelu_tanh", shares=True),
     problem(0, 4, 2, 16, 16),
+    problem(3, 4, 2, 40, 24, _B, act="relu"),
     problem(17, 5, 5, 64, 33, _H),
     problem(40, 4, 2, 48, 40, _B, few=2),
     problem(70, 3, 1, 32, 64, _B, normalize=False, shares=True),

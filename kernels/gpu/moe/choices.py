@@ -44,6 +44,8 @@ def choice_of(order, rows, there, SINGLE: tl.constexpr):
 def activated(g, u, ACT: tl.constexpr):
     if ACT == "silu":
         g *= sigmoid(g)
+    elif ACT == "relu":
+        g = tl.where(g < 0, 0.0, g)  # NaN stays
     else:
         g *= sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g))
     return g * u

@@ -302,7 +302,7 @@ def test_what_it_holds_beside_its_result_is_foretold(form: str, dtype: torch.dty
         ({"routing": Routing(2, True, groups=7, group_best=1)}, "top_k 2 of 1 groups of 1"),
         ({"gate_quant": "Q4_K"}, "for rows of Q4_K blocks"),
         ({"up_quant": "Q9_9"}, "quant 'Q9_9'; expected one of"),
-        ({"act": "relu"}, "act 'relu', expected one of silu, gelu_tanh"),
+        ({"act": "elu"}, "act 'elu', expected one of silu, gelu_tanh, relu"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], reported: str) -> None:
