@@ -144,7 +144,7 @@ class NemotronHText:
     def _expert_parameters(
         self, at: str, sources: tuple[str, ...], experts: Experts, inner: int
     ) -> dict[str, Parameter]:
-        """Those of experts of width `inner`, whose router and shared expert have the decoder's."""
+        """Return those of experts of width `inner`; router and shared expert have the decoder's."""
         width = self.width
         alone = replace(experts, shared=0)
         parameters = expert_parameters(at, sources, alone, inner, names=NAMES)
