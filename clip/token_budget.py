@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mtmd.base.errors import OptionError
+from mtmd.base.text import plural
 
 DETAILS = ("auto", "low", "high")
 LOW_TOKENS = 256  # what detail "low" leaves a family of any size; tiles are not cut then
@@ -65,8 +66,8 @@ class Budget:
         allowed = [i for i, tokens in enumerate(ways) if tokens <= high]
         if not allowed:
             raise OptionError(
-                f"a picture takes at least {ways[minimum]} tokens with this model, more than "
-                f"image_max_tokens {high}; raise it"
+                f"a picture takes at least {plural(ways[minimum], 'token')} with this model, "
+                f"more than image_max_tokens {high}; raise it"
             )
         enough = [i for i in allowed if ways[i] >= low]
         chosen = (
@@ -76,7 +77,9 @@ class Budget:
         )
         if ways[chosen] >= low and chosen == 0:
             return 0, ()
-        return chosen, (f"shown in {ways[chosen]} tokens, {own} without limits of its own",)
+        return chosen, (
+            f"shown in {plural(ways[chosen], 'token')}, {own} without limits of its own",
+        )
 
     def maximum(self, ways: Sequence[int]) -> int:
         """The most tokens that `choose` can come to, from those that each way may take at most."""
@@ -102,8 +105,8 @@ class Budget:
                 f"{name} {value}" for name, value in given.items() if value is not None
             )
             raise OptionError(
-                f"{reported}: every picture takes {tokens} tokens with this model, expected a "
-                f"range with {tokens} in it; leave it out or use another model"
+                f"{reported}: every picture takes {plural(tokens, 'token')} with this model, "
+                f"expected a range with {tokens} in it; leave it out or use another model"
             )
 
 

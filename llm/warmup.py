@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from mtmd.base.text import plural
 from mtmd.kernels.report.check import run_check
 from mtmd.kernels.report.facts import Check, GraphFacts, KVFacts, Placement
 from mtmd.kernels.report.from_plans import graph_facts, placement
@@ -84,7 +85,7 @@ def _cache_warning(runner: Runner) -> str | None:
 
 
 def _tokens(count: int) -> str:
-    return f"{count} token{'s' if count > 1 else ''}"
+    return plural(count, "token")
 
 
 def check_decoder(runner: Runner) -> Check:

@@ -11,6 +11,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from mtmd.base.errors import PromptError
+from mtmd.base.text import plural
 from mtmd.clip.image.decode import Picture
 from mtmd.display.answer_view import EDGE, picture_html
 from mtmd.events import Answer, Event, Finished
@@ -179,7 +180,7 @@ class Chat:
 
     def __repr__(self) -> str:
         turns = sum(message["role"] == "user" for message in self._messages)
-        return f"<mtmd.Chat with {self.model.name!r}, {turns} question{'s' * (turns != 1)}>"
+        return f"<mtmd.Chat with {self.model.name!r}, {plural(turns, 'question')}>"
 
     def _repr_html_(self) -> str:
         """Return the HTML for notebooks."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from mtmd.base.errors import MtmdError
 from mtmd.base.group_signals import outlive
 from mtmd.base.heartbeat import Heartbeat, beat, waiting
+from mtmd.base.text import plural
 from mtmd.bench.shapes import random_checkpoint
 from mtmd.checkpoint.adapters import with_adapters
 from mtmd.checkpoint.checkpoint import RANDOM, Checkpoint
@@ -80,7 +81,7 @@ class Follower:
         if not head["first"]:
             runner.forward(batch)
             return
-        what = f"a batch of {batch.shape.tokens} tokens"
+        what = f"a batch of {plural(batch.shape.tokens, 'token')}"
         self.signs.doing = f"preparing {what}"
         runner.prepare(batch.shape)
         self._prepared(what)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mtmd.base.text import mib
+from mtmd.base.text import mib, plural
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class VideoReceipt:
         known = ", from the cache" if cached == number else f", {cached} from the cache"
         return (
             f"{self.seconds:.1f} s of {_size(self.original_size)} at {self.fps:.4g} fps "
-            f"({self.codec}), {number} frame{'s' if number > 1 else ''} from {first:.1f} to "
-            f"{last:.1f} s seen as {_size(self.processed_size)}, {self.tokens} tokens"
+            f"({self.codec}), {plural(number, 'frame')} from {first:.1f} to "
+            f"{last:.1f} s seen as {_size(self.processed_size)}, {plural(self.tokens, 'token')}"
             f"{known if cached else ''}, read in {self.read_ms:.0f} ms"
             f"{''.join(f'; {note}' for note in (self.how, *self.notes))}"
         )
@@ -99,7 +99,7 @@ class AudioReceipt:
         known = ", from the cache" if self.cached else f", read in {self.read_ms:.0f} ms"
         return (
             f"{self.seconds:.1f} s of {channels} at {self.rate:,} Hz ({self.codec}), "
-            f"{self.tokens} tokens{known}{''.join(f'; {note}' for note in self.notes)}"
+            f"{plural(self.tokens, 'token')}{known}{''.join(f'; {note}' for note in self.notes)}"
         )
 
 
@@ -201,9 +201,9 @@ class Receipt:
     def __str__(self) -> str:
         """One or a few lines for a terminal."""
         lines = [
-            f"image {i}: {_size(r.original_size)} seen as {_size(r.processed_size)}, {r.tiles} "
-            f"tile{'s' if r.tiles > 1 else ''}, "
-            f"{r.tokens} tokens{', from the cache' if r.cached else ''}"
+            f"image {i}: {_size(r.original_size)} seen as {_size(r.processed_size)}, "
+            f"{plural(r.tiles, 'tile')}, "
+            f"{plural(r.tokens, 'token')}{', from the cache' if r.cached else ''}"
             f"{''.join(f'; {note}' for note in r.notes)}"
             for i, r in enumerate(self.images, 1)
         ]
@@ -214,7 +214,7 @@ class Receipt:
         )
         reused = f" ({self.reused_tokens} from the cache)" if self.reused_tokens else ""
         proposed = (
-            f", {self.accepted_tokens} of {self.proposed_tokens} proposed tokens accepted"
+            f", {self.accepted_tokens} of {plural(self.proposed_tokens, 'proposed token')} accepted"
             if self.proposed_tokens
             else ""
         )
@@ -229,19 +229,15 @@ class Receipt:
         )
         waited = f"waited {self.queued_ms:.0f} ms, " if self.queued_ms >= 1 else ""
         lines.append(
-            f"{self.prompt_tokens} prompt tokens{reused}, "
-            f"{self.output_tokens} output tokens{thought} ({self.finish}); "
+            f"{plural(self.prompt_tokens, 'prompt token')}{reused}, "
+            f"{plural(self.output_tokens, 'output token')}{thought} ({self.finish}); "
             f"{waited}preprocess {self.preprocess_ms:.0f} ms{location}, encode "
             f"{self.encode_ms:.0f} ms, prefill {self.prefill_ms:.0f} ms, decode "
             f"{self.decode_ms:.0f} ms{per_second}{proposed}{compiled}"
         )
         where = "; ".join(f"{part}: {kernel} attention" for part, kernel in self.attention.items())
         seed = "" if self.seed is None else f"; seed {self.seed}"
-        threads = (
-            ""
-            if self.threads is None
-            else f" ({self.threads} thread{'s' if self.threads > 1 else ''})"
-        )
+        threads = "" if self.threads is None else f" ({plural(self.threads, 'thread')})"
         ranks = f" on each of {self.ranks} ranks" if self.ranks > 1 else ""
         stored = ""
         if self.kv_type not in ("", self.dtype):

@@ -6,13 +6,19 @@ python tools/option_tables.py      writes mtmd/options/keywords.py and docs/opti
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import re
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from mtmd.base.options import Option, defaults_of, options_of
+from mtmd.cli import parser
 from mtmd.clip.video.frame_request import FrameRequest
+from mtmd.commands.arguments import help_with_default, in_units
 from mtmd.options.answer import AnswerOptions
 from mtmd.options.load import LoadOptions
 from mtmd.options.serve import ServeOptions
@@ -62,9 +68,10 @@ REFERENCE_HEAD = f"""# Options
 
 {WRITTEN}
 
-Each option once, with its default. Keyword arguments of Python have the name in the first column,
-and so has a preset where the last column says so; `mtmd COMMAND --help-all` shows which options a
-command has. Fields of requests have the same names and ranges ([the API](api.md)).
+Each option once, with its default, followed by the commands that have another one. (`describe`
+without `--each`, `ask` and `chat` compute one answer at a time.) Keyword arguments of Python have the name in the
+first column, and so has a preset where the last column says so; `mtmd COMMAND --help-all` shows
+which options a command has. Fields of requests have the same names and ranges ([the API](api.md)).
 """
 REFERENCE = {
     "Loading a model": (
@@ -105,6 +112,33 @@ def spelling(name: str, declared: Option) -> str:
     return f"`{declared.flag or '--' + name.replace('_', '-')}`"
 
 
+def default_in(text: str) -> str:
+    """Return the default that the help of an option ends with."""
+    shown = re.search(r"\(default: (.*)\)$", text)
+    return shown[1].replace("%%", "%") if shown else ""
+
+
+@cache
+def commands() -> dict[str, argparse.ArgumentParser]:
+    top = next(a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(top.choices)
+
+
+def other_defaults(name: str, declared: Option, value: object) -> str:
+    """Return the defaults of commands that differ from `value`, the option's own."""
+    if declared.flag is None:
+        return ""
+    flag = declared.flag.split()[-1] if declared.flag else f"--{name.replace('_', '-')}"
+    own = default_in(help_with_default(declared, in_units(declared, value), False))
+    others: dict[str, list[str]] = defaultdict(list)
+    for command, sub in commands().items():
+        for action in sub._actions:
+            shown = default_in(action.help or "")
+            if flag in action.option_strings and shown and shown != own:
+                others[shown].append(f"`{command}`")
+    return "".join(f"; {', '.join(names)}: {shown}" for shown, names in others.items())
+
+
 def rows(record: type) -> Iterator[str]:
     for name, declared in options_of(record).items():
         value = defaults_of(record)[name]
@@ -112,6 +146,7 @@ def rows(record: type) -> Iterator[str]:
         if declared.scale != 1:
             shown = f"{value // declared.scale} {declared.kind.metavar.replace('IB', 'iB')}"
         shown = declared.default.format(shown) if declared.default else shown
+        shown += other_defaults(name, declared, value)
         preset = "yes" if declared.preset else ""
         cells = (
             f"`{name}`",

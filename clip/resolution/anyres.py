@@ -11,6 +11,7 @@ from math import ceil, sqrt
 import numpy as np
 
 from mtmd.base.errors import ModelError
+from mtmd.base.text import plural
 from mtmd.clip.image.pixels import Normalize, Pixels
 from mtmd.clip.image.resize import resize
 from mtmd.clip.resolution.fixed_square import FixedSquare
@@ -138,7 +139,9 @@ class AnyAlone(AnyResolution):
         if not budget.several:
             return super().prepare(pixels, budget)
         plan = closed(self.among.prepare(pixels, budget), 1)
-        return replace(plan, notes=(f"one of several, so shown whole, in {plan.tokens} tokens",))
+        return replace(
+            plan, notes=(f"one of several, so shown whole, in {plural(plan.tokens, 'token')}",)
+        )
 
 
 def mixed(cells: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:

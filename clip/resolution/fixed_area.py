@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 from mtmd.base.errors import ModelError, OptionError
+from mtmd.base.text import plural
 from mtmd.clip.image.pixels import Normalize, Pixels, read_normalize
 from mtmd.clip.image.resize import read_resample, resize
 from mtmd.clip.resolution.resolution import ImagePlan, tile_of
@@ -36,7 +37,10 @@ class FixedArea:
         notes = (
             ()
             if (rows, columns) == usual
-            else (f"shown in {tokens} tokens by the image budget, {math.prod(usual)} without it",)
+            else (
+                f"shown in {plural(tokens, 'token')} by the image budget, {math.prod(usual)} "
+                "without it",
+            )
         )
         tile = self.normalize(resize(pixels, width, height, self.resample))
         return ImagePlan((tile,), ((width, height),), tokens, notes=notes)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from mtmd.base.errors import ModelError, OptionError
+from mtmd.base.text import plural
 from mtmd.clip.image.pixels import (
     CLIP_MEAN,
     CLIP_STD,
@@ -97,8 +98,8 @@ class DynamicResolution:
                 return rows * self.factor, columns * self.factor
             if cells == 1:
                 raise OptionError(
-                    f"a picture takes at least {self.tokens(1, 1)} tokens with this model, more "
-                    f"than image_max_tokens {maximum}; raise it"
+                    f"a picture takes at least {plural(self.tokens(1, 1), 'token')} with this "
+                    f"model, more than image_max_tokens {maximum}; raise it"
                 )
             cells = max(1, min(cells - 1, cells * maximum // self.tokens(rows, columns)))
             minimum = budget.min_tokens and min(budget.min_tokens, cells)

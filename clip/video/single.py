@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from mtmd.base.text import plural
 from mtmd.clip.image.pixels import Normalize, Pixels
 from mtmd.clip.image.tensor_resize import resize_tensor
 from mtmd.clip.resolution.resolution import ImagePlan
@@ -85,7 +86,7 @@ class SingleFrames:
         notes = (
             ()
             if tokens == usual[1]
-            else (f"frames shown in {tokens} tokens each, {usual[1]} without a limit",)
+            else (f"frames shown in {plural(tokens, 'token')} each, {usual[1]} without a limit",)
         )
         return ClipShape(size, 1, frames, tokens, notes)
 

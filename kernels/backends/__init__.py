@@ -10,6 +10,7 @@ import torch
 
 from mtmd.base.errors import OptionError
 from mtmd.base.extras import install_triton
+from mtmd.base.text import plural
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.backends.cpu import Cpu
 from mtmd.kernels.backends.limited import Limited
@@ -114,6 +115,6 @@ def _devices(kind: str) -> int:
 
 def _missing(device: str, kind: str, count: int) -> OptionError:
     return OptionError(
-        f"device {device!r}: found {count} {KIND_NAMES[kind]} device{'' if count == 1 else 's'}; "
+        f"device {device!r}: found {plural(count, f'{KIND_NAMES[kind]} device')}; "
         "use device='cpu' or 'auto' (--device cpu or auto)"
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mtmd.base.errors import ModelError
+from mtmd.base.spelling import did_you_mean_path
 from mtmd.kernels.checkpoint.canonical import PLAIN, WeightFile
 from mtmd.kernels.checkpoint.gguf_file import GgufFile
 from mtmd.kernels.checkpoint.magic import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_gguf
@@ -99,7 +100,8 @@ def open_adapter(path: Path) -> AdapterFile:
     if not path.exists():
         raise ModelError(
             f"adapter {path}: found no such file or folder, expected the folder of a LoRA adapter "
-            "that PEFT has saved, a GGUF file of one, or org/name on the Hugging Face hub"
+            "that PEFT has saved, a GGUF file of one, or org/name on the Hugging Face "
+            f"hub{did_you_mean_path(path)}"
         )
     if path.name == ADAPTER_WEIGHTS:
         return _open_peft(path.parent)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mtmd.base.errors import ModelError
 from mtmd.base.files import open_regular
+from mtmd.base.spelling import did_you_mean_path
 
 GGUF = b"GGUF"
 HEAD_BYTES = 64  # enough to tell the format
@@ -33,6 +34,11 @@ def first_bytes(path: Path) -> bytes:
     try:
         with open_regular(path) as file:
             return file.read(HEAD_BYTES)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ModelError(
+            f"{path}: found no such file, expected a checkpoint folder, a GGUF or a safetensors "
+            f"file{did_you_mean_path(path)}"
+        ) from error
     except OSError as error:
         raise ModelError(
             f"{path} cannot be read ({error.strerror}); expected a checkpoint folder, a GGUF or a "

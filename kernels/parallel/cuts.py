@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
+from mtmd.base.text import plural
 from mtmd.kernels.parallel.dims import Conflict, Dim, Dims, Segments
 
 EVEN = (256, 64, 32, 16, 8, 4, 2)  # neurons to a part where that leaves enough of them
@@ -50,8 +51,7 @@ class Cuts:
     def _few(self, dims: Sequence[Dim], units: int, what: str) -> Conflict:
         return Conflict(
             dims,
-            f"{units} {what} for {self._ranks} ranks: up to {units} rank{'s' * (units > 1)} "
-            "could share it",
+            f"{units} {what} for {self._ranks} ranks: up to {plural(units, 'rank')} could share it",
             refused=True,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from mtmd.base.text import mib
+from mtmd.base.text import mib, plural
 from mtmd.kernels.report.facts import (
     Check,
     DequantizedTensor,
@@ -105,7 +105,7 @@ def _vision_attention(report: WarmupFacts) -> Iterator[str]:
     for name, reason in facts.left_out:
         yield f"  {name} is left out: {reason}"
     for reason, count in facts.found.unasked:
-        nodes = f"{count} node{'s' if count > 1 else ''}"
+        nodes = plural(count, "node")
         yield f"  {nodes} by triton without tuning, not measured: {reason}"
     if facts.found.classes:
         yield f"  kept in {facts.file}" if facts.file else "  not saved: no folder is writable"
@@ -171,9 +171,9 @@ def _flash_reason(flash: FlashFacts) -> str:
             "explicit attention"
         )
     return (
-        f"{setting}; {flash.nodes} nodes"
+        f"{setting}; {plural(flash.nodes, 'node')}"
         if flash.setting == "off"
-        else f"{setting}; all {flash.nodes} nodes supported"
+        else f"{setting}; all {plural(flash.nodes, 'node')} supported"
     )
 
 
@@ -208,7 +208,7 @@ def _warnings(report: WarmupFacts) -> Iterator[str]:
     yield RULE
     total = sum(r.count for r in report.refused)
     yield (
-        f"WARNING: {total} node{'s' if total > 1 else ''} not supported by "
+        f"WARNING: {plural(total, 'node')} not supported by "
         f"{report.refused[0].backend}; each is listed here with its reason"
     )
     for r in report.refused:
@@ -308,7 +308,7 @@ def _ranks(report: WarmupFacts) -> Iterator[str]:
     yield RULE
     count = sum(len(k.names) for k in facts.refused)
     yield (
-        f"WARNING: {count} projection{'s' if count > 1 else ''} cannot be shared out; every rank "
+        f"WARNING: {plural(count, 'projection')} cannot be shared out; every rank "
         "has all of them, and computes them"
     )
     for saved in facts.refused:
@@ -364,7 +364,10 @@ def _graphs(report: WarmupFacts) -> Iterator[str]:
             ways = ", ".join(f"{count} x {op} as {way}" for op, way, count in facts.kernels)
             yield f"    kernels: {ways}"
         for count, block, rows in facts.row_blocks:
-            yield f"    row blocks: {count} chains of nodes, {block} of {rows} rows at a time"
+            yield (
+                f"    row blocks: {plural(count, 'chain')} of nodes, {block} of {rows} rows at a "
+                "time"
+            )
         for copy in facts.copies[:SHOWN]:
             yield f"    copy {copy.name}: {copy.source} -> {copy.destination}, {mib(copy.bytes)}"
         if len(facts.copies) > SHOWN:
@@ -396,9 +399,8 @@ def _native(facts: GraphFacts) -> Iterator[str]:
         return
     yield (
         f"    machine code: {native.nodes} of {facts.nodes} nodes, "
-        f"{native.instructions} instructions in {native.programs} "
-        f"program{'s' if native.programs != 1 else ''}, up to "
-        f"{native.threads} thread{'s' if native.threads != 1 else ''}"
+        f"{native.instructions} instructions in {plural(native.programs, 'program')}, up "
+        f"to {plural(native.threads, 'thread')}"
     )
     for op, reason, count in native.refused:
         yield f"    {count:4d} x {op:<12} not as machine code: {reason}"
@@ -436,8 +438,7 @@ def _checks(report: WarmupFacts, wide: bool) -> Iterator[str]:
             tried = ", ".join(f"{count}: {ms:.2f} ms" for count, ms in native.tried)
             why = f"measured: {tried}" if tried else native.why
             yield (
-                f"    decodes with {native.threads} thread{'s' if native.threads != 1 else ''}"
-                + (f", {why}" if why else "")
+                f"    decodes with {plural(native.threads, 'thread')}" + (f", {why}" if why else "")
             )
         for problem in check.failed:
             yield f"WARNING: {problem}"
@@ -503,12 +504,9 @@ def _verdict(report: WarmupFacts) -> Iterator[str]:
         )
         return
     wrong = sum(r.count for r in report.refused)
-    parts = [f"{wrong} node{'s' if wrong > 1 else ''} refused"] if wrong else []
+    parts = [f"{plural(wrong, 'node')} refused"] if wrong else []
     if report.elsewhere and not wrong:
-        parts.append(
-            f"{report.elsewhere} node{'s' if report.elsewhere > 1 else ''} placed elsewhere by "
-            "override"
-        )
+        parts.append(f"{plural(report.elsewhere, 'node')} placed elsewhere by override")
     parts += [
         f"flash attention {f.state} in the {f.graph}"
         for f in report.flash

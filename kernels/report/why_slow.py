@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from mtmd.base.text import plural
 from mtmd.kernels.report.facts import WarmupFacts
 from mtmd.kernels.report.machine import thread_report
 
@@ -93,10 +94,7 @@ def _hindrances(report: WarmupFacts) -> Iterator[tuple[str, str]]:
             "every thread stands still until the next one",
         )
     if machine.crowded:
-        what = (
-            f"other programs keep {machine.others:.1f} of {cores.affinity} "
-            f"core{'s' if cores.affinity > 1 else ''} busy"
-        )
+        what = f"other programs keep {machine.others:.1f} of {plural(cores.affinity, 'core')} busy"
         yield what, f"end what else computes, and measure again: {what}"
     if machine.oversubscribed or machine.is_limited or machine.crowded:
         return  # which are reason enough

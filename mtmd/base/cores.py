@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mtmd.base.control_groups import CGROUP, PROC, groups, text_of
+from mtmd.base.text import plural
 
 MIN_S = 0.3  # of a measurement: the system counts in hundredths of a second
 IDLE = (3, 4)  # columns of /proc/stat: idle, and idle while a disk is waited for
@@ -39,7 +40,7 @@ class Cores:
         return self.affinity if self.quota is None else max(1, min(self.affinity, ceil(self.quota)))
 
     def __str__(self) -> str:
-        count = f"{self.usable} core{'s' if self.usable > 1 else ''}"
+        count = plural(self.usable, "core")
         if self.usable == self.affinity:
             return count
         return f"{count} (a CPU quota of {self.quota:g}, of {self.affinity})"

@@ -80,3 +80,9 @@ def nearest_path(path: str) -> str | None:
     except (OSError, ValueError):  # a folder that may not be read, a NUL in the path
         return None
     return str(here)
+
+
+def did_you_mean_path(path: str | os.PathLike[str]) -> str:
+    """The end of a message about a path at which nothing is: "; did you mean 'x'?", or nothing."""
+    near = nearest_path(os.fspath(path))
+    return f"; did you mean {near!r}?" if near else ""

@@ -31,6 +31,11 @@ def shortened(text: str, maximum: int = 200) -> str:
     return text if len(text) <= maximum else f"{text[:half]}...{text[-half:]}"
 
 
+def plural(count: int, word: str) -> str:
+    """Return a count with its noun: "1 token", "1,024 tokens"."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
 def for_terminal(text: str) -> str:
     """`text` without what a terminal would obey: what models, files and their names say may hold
     escape sequences, or turn round the order in which it is read. Each such character becomes

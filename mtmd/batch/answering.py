@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from typing import Any
 
 from mtmd.base.errors import DeviceError, MtmdError, OptionError
@@ -69,8 +69,7 @@ class Batch:
                 }
             with_path = VideoInput(one.path, **requested)
             return self._row(one.name, lambda: (one.name, with_path))
-        page = (one.page or 1) - 1
-        return self._row(one.name, lambda: (one.name, read_picture(one.path)), page)
+        return self._row(one.name, lambda: (one.name, read_picture(one.path)), one.page)
 
     def row_of_data(self, name: str, read: Callable[[], tuple[str, bytes]]) -> Row:
         """Return the row of data of what `read` gives: a name, and the bytes of a picture or a
@@ -84,32 +83,42 @@ class Batch:
         return self._row(name, source)
 
     def _row(
-        self, name: str, source: Callable[[], tuple[str, bytes | VideoInput]], page: int = 0
+        self,
+        name: str,
+        source: Callable[[], tuple[str, bytes | VideoInput]],
+        page: int | None = None,
     ) -> Row:
-        digest = None
+        """`page` of a PDF, from 1 on; None for the first, with a warning if there are more."""
+        digest, notes = None, list[str]()
         try:
             name, result = source()
             if isinstance(result, bytes):
                 digest = hashlib.sha256(result).hexdigest()
                 self.many.make_room(decoded_bytes(result))
-                shown: Any = self.service.load_image(result, unnamed=name, page=page)
+                shown: Any = self.service.load_image(result, unnamed=name, page=(page or 1) - 1)
+                if page is None and shown.pages > 1:
+                    notes.append(f"only page 1 of {shown.pages:,} was read; --pages reads each")
             else:
                 self.many.make_room(None)
                 shown = result
             messages = messages_of(shown, self.prompt, self.system, task=self.settings.task)
             answer = self.many.finish(self.service.submit_bulk(messages, self.settings))
             digest = digest or answer.receipt.videos[0].sha256
-            return _answered(name, digest, answer, self.service.model_warnings)
+            return _answered(name, digest, answer, self.service.model_warnings, notes)
         except (OptionError, DeviceError):
             raise
         except MtmdError as error:
             return Row(name, digest, error=str(error))
 
 
-def _answered(name: str, digest: str, answer: Answer, usual: Collection[str]) -> Row:
-    """`usual` are the warnings that every answer of the model has: no row repeats them."""
+def _answered(
+    name: str, digest: str, answer: Answer, usual: Collection[str], notes: Sequence[str]
+) -> Row:
+    """`usual` are the warnings that every answer of the model has: no row repeats them. `notes`
+    come before the others.
+    """
     took = answer.receipt
-    warnings = [warning for warning in took.warnings if warning not in usual]
+    warnings = [*notes, *(warning for warning in took.warnings if warning not in usual)]
     return Row(
         name,
         digest,

@@ -150,12 +150,25 @@ def in_pages(inputs: Iterable[Input], isolate: bool = False) -> list[Input]:
     load, result = load_isolated if isolate else load_image, []
     for one in inputs:
         count = 0
-        if Path(one.path).suffix.lower() == ".pdf" and not one.is_url:
+        if _is_pdf(one):
             with suppress(MtmdError, OSError):
                 count = load(one.path).pages
         pages = range(1, count + 1)
         result += [replace(one, page=page) for page in pages] or [one]
     return result
+
+
+def only_first_pages(inputs: Iterable[Input]) -> str:
+    """Return that only the first page of PDFs is read, "" without PDFs."""
+    count = sum(_is_pdf(one) and one.page is None for one in inputs)
+    if not count:
+        return ""
+    which = "the PDF" if count == 1 else f"each of {count:,} PDFs"
+    return f"only the first page of {which} is read; 'mtmd batch --pages' reads every page"
+
+
+def _is_pdf(one: Input) -> bool:
+    return not one.is_url and Path(one.path).suffix.lower() == ".pdf"
 
 
 def _plain(word: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mtmd.base.errors import ModelError, PromptError
 from mtmd.base.files import open_regular
+from mtmd.base.spelling import did_you_mean_path
 from mtmd.base.text import json_object, one_line
 from mtmd.chat_template.built_in_templates import how_to_give_one
 from mtmd.chat_template.jinja_sandbox import SafeTemplate
@@ -132,6 +133,10 @@ def _read_text(path: Path) -> str:
                 "the right file?"
             )
         return data.decode("utf-8")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ModelError(
+            f"{path}: found no such file, expected a Jinja template{did_you_mean_path(path)}"
+        ) from error
     except (OSError, UnicodeError) as error:
         raise ModelError(
             f"{path} cannot be read: {one_line(error, 300)}; expected UTF-8 text"

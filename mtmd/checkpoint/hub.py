@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mtmd.base.errors import ModelError
-from mtmd.base.spelling import nearest_path
+from mtmd.base.spelling import did_you_mean, nearest_path
 from mtmd.checkpoint.file_names import PART, WEIGHTS, is_projector
 from mtmd.checkpoint.stores import StoredModel, find, is_store_name
 from mtmd.kernels.checkpoint.magic import (
@@ -295,7 +295,7 @@ def _fetch(model: str, name: HubName, endpoint: str | None, cache_dir: Path | No
     except HubUnreachable as error:
         otherwise = (
             f" and the Hugging Face hub cannot be reached ({error.why}); "
-            "check the network, or give a local folder"
+            f"check the network, or give a local folder{_near_here(model, cache_dir)}"
         )
         return _in_cache(model, name, cache_dir, otherwise)
     files = [file.rfilename for file in info.siblings or []]
@@ -473,7 +473,7 @@ def _explain(model: str, error: Exception, status: int) -> str:
         return (
             f"model {model!r} is neither a local folder nor found on the Hugging Face hub; check "
             "the spelling, or log in with "
-            "'hf auth login' if it is private"
+            f"'hf auth login' if it is private{_near_here(model)}"
         )
     return (
         f"model {model!r} was refused by the Hugging Face hub (HTTP status {status}); check your "
@@ -539,6 +539,13 @@ def _near(model: str) -> str:
     if result is None or not (Path(result).is_dir() or result.endswith(".gguf")):
         return ""
     return f"; did you mean {result!r}?"
+
+
+def _near_here(model: str, cache_dir: Path | None = None) -> str:
+    """The model on this machine that a misspelt name may mean."""
+    from mtmd.checkpoint.cached_models import names_here  # which imports this; only for mistakes
+
+    return did_you_mean(model, names_here(cache_dir))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 from mtmd.base.errors import DeviceError, OptionError
 from mtmd.base.extras import install_command
-from mtmd.base.text import one_line
+from mtmd.base.text import one_line, plural
 from mtmd.cluster.locations import identity, without_secrets
 from mtmd.environment import guard_own_ray, keep_ray_quiet
 
@@ -200,7 +200,7 @@ def describe(nodes: Sequence[Mapping[str, float]]) -> str:
     """Return what machines have, in words."""
     count = len(nodes)
     cpus, gpus = (sum(int(n.get(kind, 0)) for n in nodes) for kind in ("CPU", "GPU"))
-    return f"{count} machine{'s' * (count != 1)} with {cpus} CPUs and {gpus} GPUs"
+    return f"{plural(count, 'machine')} with {cpus} CPUs and {gpus} GPUs"
 
 
 def nodes(ray: Any) -> list[dict[str, float]]:

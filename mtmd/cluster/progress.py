@@ -9,6 +9,8 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+from mtmd.base.text import plural
+
 INTERVAL_S = 30.0
 DAY_S = 86_400
 
@@ -51,7 +53,7 @@ class Progress:
         left = f"; {self.left} left" if self.left else ""
         ended = f"; {self.ended} actors ended and were replaced" if self.ended else ""
         return (
-            f"{out}: {self.written} rows in {seconds:.1f} s{speed}{before}; "
+            f"{out}: {plural(self.written, 'row')} in {seconds:.1f} s{speed}{before}; "
             f"{self.failed + self.failed_before} failed{left}{ended}"
         )
 

@@ -107,6 +107,11 @@ class Parser(argparse.ArgumentParser):
                 "; questions are typed, or read line by line from a pipe; for one "
                 "question, use mtmd ask"
             )
+        if option == "--memory-limit" and "--host-memory" in options:
+            return (
+                "; --memory is the memory of each GPU that the model is to fit into, and "
+                "--host-memory that of a machine without one"
+            )
         if option == "--stream" and "--max-tokens" in options:
             return "; answers are always streamed"
         if option in IN_FILE and "--prompt" in options:
@@ -192,13 +197,18 @@ def _as_option(name: str) -> str:
 
 
 def by_option(top: Parser, args: argparse.Namespace, message: str) -> str:
-    """A message about an option, which begins by its name in Python, by the name that was given."""
-    name, colon, rest = message.partition(": ")
+    """A message about an option, which begins by its name in Python, by the name that was given.
+    Behind the name may stand its value; what begins by "model" names one, however it was given.
+    """
+    begin, colon, rest = message.partition(": ")
+    name, space, value = begin.partition(" ")
+    if space and name == "model":
+        return message
     verbs = next(a for a in top._actions if isinstance(a, argparse._SubParsersAction))
     for action in verbs.choices[args.verb]._actions:
         given = getattr(args, action.dest, action.default) != action.default
         if colon and action.dest == name.replace("-", "_") and action.option_strings and given:
-            return f"{action.option_strings[-1]}: {rest}"
+            return f"{action.option_strings[-1]}{space}{value}: {rest}"
     return message
 
 

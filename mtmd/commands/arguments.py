@@ -54,10 +54,10 @@ def _add(
     flags = (declared.flag or "").split() or [f"--{name.replace('_', '-')}"]
     if not flags[-1].startswith("--"):
         flags.append(f"--{name.replace('_', '-')}")
-    value = _in_units(declared, value)
+    value = in_units(declared, value)
     keywords: dict[str, Any] = {
         "dest": name_of(name, declared),
-        "help": _help(declared, value, is_own),
+        "help": help_with_default(declared, value, is_own),
         "default": SUPPRESS if absent else [] if kind.repeated else value,
     }
     if kind.switch and value is None:
@@ -78,18 +78,19 @@ def _add(
 def defaults_in(*records: type) -> dict[str, Any]:
     """Return the defaults of the options of records as commands have them, by attribute."""
     return {
-        name_of(name, one): [] if one.kind.repeated else _in_units(one, defaults_of(record)[name])
+        name_of(name, one): [] if one.kind.repeated else in_units(one, defaults_of(record)[name])
         for record in records
         for name, one in options_of(record).items()
     }
 
 
-def _in_units(declared: Option, value: Any) -> Any:
+def in_units(declared: Option, value: Any) -> Any:
+    """Return the value in the units in which commands count."""
     return value if declared.scale == 1 else value // declared.scale
 
 
-def _help(declared: Option, value: Any, is_own: bool) -> str:
-    """Return it with the default behind it."""
+def help_with_default(declared: Option, value: Any, is_own: bool) -> str:
+    """Return the help of an option with its default behind it, as `--help` shows it."""
     shown = f"{value:g}" if isinstance(value, float) else str(value)
     if declared.default is not None and not (is_own and "{" not in declared.default):
         shown = declared.default.format(shown)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mtmd.base.text import for_terminal, one_line
+from mtmd.base.text import for_terminal, one_line, plural
 from mtmd.clip.video.frame_request import seconds
 from mtmd.cluster import command as cluster
 from mtmd.commands.arguments import add_options, options_in
@@ -202,10 +202,12 @@ def _run(
         from mtmd.batch.inputs import in_pages
 
         inputs = in_pages(inputs, args.isolate)
+    from mtmd.batch.inputs import only_first_pages
+
     resumed = what_is_left(inputs, output.known, before, args.retry_failed)
     left = resumed.inputs
     text = _Summary(resumed)
-    for note in (result.reported, before.note, resumed.reported):
+    for note in (result.reported, only_first_pages(left), before.note, resumed.reported):
         if note:
             print(for_terminal(note), file=sys.stderr)
     if not left:
@@ -337,7 +339,7 @@ class _Summary:
         seconds = time.perf_counter() - self.start
         before = f" and {self.known} from before" if self.known else ""
         speed = f", {self.rows / seconds:.1f} images/s" if self.rows and seconds else ""
-        rows = f"{self.rows} row{'' if self.rows == 1 else 's'}"
+        rows = plural(self.rows, "row")
         yield f"{path}: {rows} in {seconds:.1f} s{speed}{before}; {self.failed} failed"
         if count := self.only_thoughts:
             have = "row has" if count == 1 else "rows have"

@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
     """A row for each picture, in order, as soon as it is there."""
-    from mtmd.batch.inputs import find_inputs
+    from mtmd.batch.inputs import find_inputs, only_first_pages
     from mtmd.prompt.picture_paths import check_sources
 
     ahead = chosen_ahead(args)
@@ -149,6 +149,7 @@ def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
     finally:
         status.clear()
         rows.close()
-    if not args.quiet and (reported := result.reported):
-        print(wrapped(reported, sys.stderr), file=sys.stderr)
+    for note in (result.reported, only_first_pages(result.inputs)):
+        if note and not args.quiet:
+            print(wrapped(note, sys.stderr), file=sys.stderr)
     return 1 if failed else 0

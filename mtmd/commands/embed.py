@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mtmd.base.text import for_terminal, one_line
+from mtmd.base.text import for_terminal, one_line, plural
 from mtmd.commands.arguments import add_options
 from mtmd.commands.shared import (
     add_list_argument,
@@ -283,4 +283,4 @@ def _show(shown: dict[str, Any], out: Path | None, count: int) -> None:
         words = ", ".join(f"{one_line(label)} {p:.1%}" for label, p in best)
         print(for_terminal(f"{one_line(row['image'])}: {words}"))
     if out:
-        print(f"{out}: {count} vectors of {shown['width']} numbers", file=sys.stderr)
+        print(f"{out}: {plural(count, 'vector')} of {shown['width']} numbers", file=sys.stderr)

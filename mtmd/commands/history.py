@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from mtmd.base.text import plural
 from mtmd.commands.arguments import add_options
 from mtmd.options.serve import ServeOptions
 
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"restored to {folder}: ", end="")
     print(_counts(copied.conversations, copied.messages, copied.pictures))
     if copied.missing:
-        print(f"{_count(copied.missing, 'picture')} could not be found; `mtmd history check` tells")
+        print(f"{plural(copied.missing, 'picture')} could not be found; `mtmd history check` tells")
     if copied.set_aside:
         print(f"what was there before is in {folder / copied.set_aside}")
     return 0
@@ -104,14 +105,10 @@ def _check(folder: Path, *, as_json: bool, remove: bool) -> int:
     if remove:
         count = remove_unknown(folder)
         if not as_json:
-            print(f"removed {_count(count, 'picture')} of no conversation")
+            print(f"removed {plural(count, 'picture')} of no conversation")
     return 0
 
 
 def _counts(conversations: int, messages: int, pictures: int) -> str:
     parts = {"conversation": conversations, "message": messages, "picture": pictures}
-    return ", ".join(_count(number, word) for word, number in parts.items())
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
+    return ", ".join(plural(number, word) for word, number in parts.items())

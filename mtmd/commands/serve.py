@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from mtmd.base.cores import leave_half
 from mtmd.base.errors import DeviceError, OptionError
-from mtmd.base.text import for_terminal
+from mtmd.base.text import for_terminal, plural
 from mtmd.commands.arguments import add_options, options_in
 from mtmd.commands.ray_options import check_ray_options
 from mtmd.commands.shared import add_model_arguments, check_loading, compiling, loading
@@ -272,7 +272,7 @@ def _serve_many(
         listed = registry.listed()
         names = ", ".join(m.name for m in listed[:NAMED])
         lines = (
-            f"{len(listed)} model{'s' if len(listed) > 1 else ''} to choose from: {names}"
+            f"{plural(len(listed), 'model')} to choose from: {names}"
             f"{', ...' if len(listed) > NAMED else ''}",
             f"conversations: {folder or 'not kept'}",
             _serving_at(server.url),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mtmd.base.errors import OptionError
-from mtmd.base.text import for_terminal
+from mtmd.base.text import for_terminal, plural
 from mtmd.commands.shared import (
     add_answer_arguments,
     add_model_arguments,
@@ -154,7 +154,7 @@ def _receipt(result: Transcription, source: str, model: Model, path: Path | None
     tokens = sum(segment.receipt.audio_tokens for segment in result.segments)
     count = len(result.segments)
     text = (
-        f"{source}: {result.seconds:.1f} s in {count} piece{'s' if count > 1 else ''}, {tokens} "
+        f"{source}: {result.seconds:.1f} s in {plural(count, 'piece')}, {tokens} "
         f"audio tokens, {model.name} on {model.backends[0].name}"
         f"{f', written to {path}' if path else ''}"
     )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtmd.base.text import plural
 from mtmd.receipt import ImageReceipt, VideoReceipt
 
 Vectors = NDArray[np.float32]
@@ -50,10 +51,10 @@ class EmbeddingReceipt:
         if self.images:
             sizes = {f"{w} x {h}" for w, h in (i.processed_size for i in self.images)}
             seen = sizes.pop() if len(sizes) == 1 else "their own shapes"
-            parts.append(f"{_count(len(self.images), 'image')} seen as {seen}")
+            parts.append(f"{plural(len(self.images), 'image')} seen as {seen}")
         if self.texts:
             tokens = sum(t.tokens for t in self.texts)
-            parts.append(f"{_count(len(self.texts), 'text')} of {tokens} tokens")
+            parts.append(f"{plural(len(self.texts), 'text')} of {plural(tokens, 'token')}")
         each = (self.preprocess_ms + self.encode_ms) / max(len(self.images) + len(self.texts), 1)
         where = "; ".join(f"{part}: {kernel} attention" for part, kernel in self.attention.items())
         location = f" ({self.preprocessed})" if self.preprocessed else ""
@@ -110,12 +111,13 @@ class RankingReceipt:
     def __str__(self) -> str:
         """One or a few lines for a terminal."""
         count, images = len(self.documents), sum(len(d.images) for d in self.documents)
-        seen = f", {_count(images, 'image')} seen" if images else ""
+        seen = f", {plural(images, 'image')} seen" if images else ""
         each = (self.preprocess_ms + self.encode_ms) / max(count, 1)
         where = "; ".join(f"{part}: {kernel} attention" for part, kernel in self.attention.items())
         lines = [
-            f"{_count(count, 'document')} of {self.prompt_tokens} tokens{seen}; preprocess "
-            f"{self.preprocess_ms:.0f} ms, compute {self.encode_ms:.0f} ms, {each:.0f} ms each",
+            f"{plural(count, 'document')} of {plural(self.prompt_tokens, 'token')}{seen}; "
+            f"preprocess {self.preprocess_ms:.0f} ms, compute {self.encode_ms:.0f} ms, "
+            f"{each:.0f} ms each",
             f"{self.model} on {self.device}, {self.dtype}; {where}",
         ]
         return "\n".join([*lines, *(f"warning: {w}" for w in self.warnings)])
@@ -149,7 +151,3 @@ class TokenEmbeddings:
 
     vectors: tuple[Vectors, ...]
     receipt: EmbeddingReceipt
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"

@@ -6,6 +6,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator
 
+from mtmd.base.text import plural
 from mtmd.inspect.comparison import (
     SAVED,
     ImageDifference,
@@ -54,14 +55,14 @@ def _side(side: SideFacts) -> str:
 def _request(reported: ModelComparison) -> Iterator[str]:
     prompt, logits = reported.prompt, reported.logits
     if prompt.first is None:
-        yield from _row("prompt", f"{prompt.tokens_a} tokens, the same ids")
+        yield from _row("prompt", f"{plural(prompt.tokens_a, 'token')}, the same ids")
     else:
         at, *ids = prompt.first
         a, b = ("no more tokens" if i is None else f"id {i}" for i in ids)
         yield from _row(
             "prompt",
-            f"{prompt.tokens_a} tokens in A, {prompt.tokens_b} in B; DIFFERENT at token {at}: {a} "
-            f"in A, {b} in B",
+            f"{plural(prompt.tokens_a, 'token')} in A, {prompt.tokens_b} in B; DIFFERENT at token "
+            f"{at}: {a} in A, {b} in B",
         )
     for number, image in enumerate(reported.images, 1):
         yield from _row(f"image {number}", _image(image))
@@ -73,11 +74,13 @@ def _request(reported: ModelComparison) -> Iterator[str]:
     )
     yield from _row("logits", f"NMSE {_number(logits.nmse)}; {top}")
     steps = (
-        f"; logits NMSE {_number(logits.worst_nmse)} at worst in {logits.steps} steps"
+        f"; logits NMSE {_number(logits.worst_nmse)} at worst in {plural(logits.steps, 'step')}"
         if logits.steps > 1
         else ""
     )
-    yield from _row("greedy", f"{reported.agreed} of {len(reported.tokens_a)} tokens agree{steps}")
+    yield from _row(
+        "greedy", f"{reported.agreed} of {plural(len(reported.tokens_a), 'token')} agree{steps}"
+    )
     if reported.tokens_a != reported.tokens_b:
         yield from (
             f"{'':<{LABEL}}{label}: {text!r:.{COLUMNS - LABEL - 3}}"
@@ -95,19 +98,17 @@ def _image(image: ImageDifference) -> str:
     tiles = _tiles(image.tiles_a)
     if image.tiles_a != image.tiles_b or image.tokens_a != image.tokens_b:
         return (
-            f"DIFFERENT: {tiles}, {image.tokens_a} tokens in A; {_tiles(image.tiles_b)}, "
-            f"{image.tokens_b} tokens in B"
+            f"DIFFERENT: {tiles}, {plural(image.tokens_a, 'token')} in A; {_tiles(image.tiles_b)}, "
+            f"{plural(image.tokens_b, 'token')} in B"
         )
     return (
-        f"{tiles}, {image.tokens_a} tokens; NMSE of pixels {_number(image.pixel_nmse)}, of "
-        f"embeddings {_number(image.embedding_nmse)}"
+        f"{tiles}, {plural(image.tokens_a, 'token')}; NMSE of pixels "
+        f"{_number(image.pixel_nmse)}, of embeddings {_number(image.embedding_nmse)}"
     )
 
 
 def _tiles(sizes: tuple[tuple[int, int], ...]) -> str:
-    return " and ".join(
-        f"{n} tile{'s' if n > 1 else ''} of {w} x {h}" for (w, h), n in Counter(sizes).items()
-    )
+    return " and ".join(f"{plural(n, 'tile')} of {w} x {h}" for (w, h), n in Counter(sizes).items())
 
 
 def _nodes(reported: ModelComparison) -> Iterator[str]:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from mtmd.base.text import plural
 from mtmd.inspect.fit_facts import FitFacts
 from mtmd.kernels.report.facts import LayoutFacts
 from mtmd.loaded.fitting.choose import NOTHING
-from mtmd.loaded.fitting.needed_memory import MAX_ANSWERS
+from mtmd.loaded.fitting.needed_memory import HOST, MAX_ANSWERS
 
 WIDTH = 80
 GIB, MIB = 1 << 30, 1 << 20
 NOT_RUN = "PREDICTED: no weight is read, nothing is run."
 # Resident memory after an answer, less what is predicted: 336 MiB for the demo model, 364 MiB for
 # Qwen2.5-Coder-0.5B in Q4_K_M (torch 2.13, Linux on x86-64).
+ALONGSIDE_BYTES = 350 * MIB
 ALONGSIDE = "Python, torch and compiled code take some 350 MiB of the host beside."
+SERVED = 16  # answers at once of `mtmd serve`
 
 
 def render_fit(report: FitFacts) -> str:
@@ -43,14 +46,14 @@ def _head(report: FitFacts) -> Iterator[str]:
 
 
 def _requested(report: FitFacts) -> str:
-    many = f"{report.answers} answer{'s' if report.answers > 1 else ''} at once"
+    many = f"{plural(report.answers, 'answer')} at once"
     text = f"{many} of {report.context:,} tokens"
     if not report.picture_tokens:
         return f"{text}, no pictures"
     size = "the largest picture"
     if report.picture_size:
         size = f"pictures of {report.picture_size[0]} x {report.picture_size[1]} pixels"
-    return f"{text}, {size} ({report.picture_tokens:,} tokens)"
+    return f"{text}, {size} ({plural(report.picture_tokens, 'token')})"
 
 
 def _table(report: FitFacts) -> Iterator[str]:
@@ -96,6 +99,7 @@ def _result(report: FitFacts) -> Iterator[str]:
     yield ""
     if report.chosen is not None:
         yield from _wrapped(f"result: fits {report.chosen}")
+        yield from _in_all(report)
         return
     advice = "; or ".join(report.advice)
     if not report.undecided:
@@ -107,6 +111,27 @@ def _result(report: FitFacts) -> Iterator[str]:
     needs = " and ".join(f"{_size(report, m.needed)} usable of {m.space}" for m in first.unknown)
     reported = f"result: does not fit in any memory of known size; with {needs}: {first.name}"
     yield from _wrapped(reported + (f"; it would fit with {advice}" if advice else ""))
+
+
+def _in_all(report: FitFacts) -> Iterator[str]:
+    """Yield how much `mtmd describe` and `mtmd serve` take, where all lies in one memory."""
+    chosen = next(layout for layout in report.layouts if layout.name == report.chosen)
+    if len(chosen.memories) > 1:
+        return
+    (memory,) = chosen.memories
+    counted = next(d.counted for d in report.devices if d.name == memory.space)
+    answer, beside = memory.cache // counted, 0
+    if memory.space == HOST:
+        beside = ALONGSIDE_BYTES
+    one, all_of_them = (
+        _size(report, memory.needed - memory.cache + count * answer + beside)
+        for count in (1, SERVED)
+    )
+    with_python = ", Python and torch included" if beside else ""
+    yield from _wrapped(
+        f"in all: 'mtmd describe' takes up to {one}; 'mtmd serve' up to {all_of_them}, when "
+        f"{SERVED} answers at once fill their context{with_python}"
+    )
 
 
 def _unit(report: FitFacts) -> tuple[int, str]:

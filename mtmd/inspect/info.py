@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mtmd.base.errors import ImageError, OptionError
-from mtmd.base.text import mib
+from mtmd.base.text import mib, plural
 from mtmd.checkpoint.requantize import weights_note
 from mtmd.clip.audio_family import AudioFamily
 from mtmd.clip.family import VisionFamily
@@ -221,7 +221,9 @@ def _left_out(model: Model) -> str:
         return ""
     shown = sorted(parts)
     more = f" and {len(shown) - MAX_PARTS} more" if len(shown) > MAX_PARTS else ""
-    return f"not used: {', '.join(shown[:MAX_PARTS])}{more} ({count} tensors, {mib(size)})"
+    return (
+        f"not used: {', '.join(shown[:MAX_PARTS])}{more} ({plural(count, 'tensor')}, {mib(size)})"
+    )
 
 
 def _dots(name: str) -> Iterator[int]:

@@ -6,7 +6,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from mtmd.base.text import mib
+from mtmd.base.text import mib, plural
 from mtmd.inspect.info import ModelInfo, Part, PictureCost, TokenFact
 from mtmd.kernels.report.facts import GraphFacts
 from mtmd.llm.sampling.options import ModelSampling
@@ -40,7 +40,7 @@ def _head(info: ModelInfo) -> Iterator[str]:
         f"{info.model}: reads {what}, {count(info.parameters)} parameters, "
         f"{mib(info.stored_bytes)} as stored"
     )
-    files = f"{len(info.files)} file{'s' if len(info.files) > 1 else ''}"
+    files = plural(len(info.files), "file")
     yield from _wrapped("format", f"{info.format}, {files}: {_some(info.files)}", 13)
     for part in info.parts:
         yield from _wrapped(
@@ -55,16 +55,14 @@ def _head(info: ModelInfo) -> Iterator[str]:
         each = (f"{cost.tokens:,} for {cost.seconds:g} s" for cost in info.audio)
         yield f"{'audio':<12} takes {', '.join(each)}, in tokens"
     peak = ", ".join(f"{mib(size)} on {space}" for space, size in info.peak_bytes.items())
-    cache = (
-        f"{info.sequences} sequence{'s' if info.sequences > 1 else ''} of {info.context:,} tokens"
-    )
+    cache = f"{plural(info.sequences, 'sequence')} of {info.context:,} tokens"
     yield from _wrapped("memory", f"{peak} at most, predicted for {info.dtype} and {cache}", 13)
     yield f"{'device':<12} {info.device} ({info.device_name})"
 
 
 def _picture_tokens(info: ModelInfo) -> str:
     if _alike(info.pictures):
-        return f"{info.most_tokens:,} tokens, whatever its size: {_tiles(info.pictures[0])}"
+        return f"{plural(info.most_tokens, 'token')}, whatever its size: {_tiles(info.pictures[0])}"
     return (
         f"{_range([p.tokens for p in info.pictures if not p.refused])} tokens "
         f"for the sizes below, at most {info.most_tokens:,}"

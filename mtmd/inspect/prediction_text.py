@@ -7,6 +7,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from mtmd.base.text import plural
 from mtmd.inspect.prediction import GraphOps, Length, Picture, Prediction
 from mtmd.inspect.ranks_text import render_ranks
 from mtmd.kernels.estimate.roofline import UNCONFIRMED, Estimate
@@ -69,7 +70,7 @@ def _ways_out(report: Prediction) -> Iterator[str]:
 
 def _fit(report: Prediction) -> Iterator[str]:
     requested, needed = report.requested, report.needed_bytes
-    what = f"{_count(report.sequences, 'answer')} at once of {requested.context:,} tokens"
+    what = f"{plural(report.sequences, 'answer')} at once of {requested.context:,} tokens"
     if report.usable_bytes is None:
         yield from _wrapped(f"memory: {_gib(needed)} GiB for {what} (give --memory, or a card)")
         return
@@ -149,7 +150,7 @@ def _speed(report: Prediction) -> Iterator[str]:
             yield _row(many, length.decode_all, "tok/s", report.sequences)
     yield from _wrapped(
         f"  'at': when a sequence is so long; prefill by {report.requested.prefill_tokens:,} "
-        f"tokens; 'x': of {_count(report.sequences, 'answer')} together"
+        f"tokens; 'x': of {plural(report.sequences, 'answer')} together"
     )
     if any(report.fits(b) is False for row in report.lengths for b in _all(row)):
         yield "  * does not fit; times as if it did"
@@ -195,7 +196,7 @@ def _memory(report: Prediction) -> Iterator[str]:
     against = "" if usable is None else f" of {_gib(usable)} usable"
     yield (
         f"memory, GiB{against}: weights {_gib(report.weight_bytes)}, cache of "
-        f"{_count(report.sequences, 'answer')}, compute"
+        f"{plural(report.sequences, 'answer')}, compute"
     )
     sizes = [_short(picture) for picture in report.pictures]
     yield f"  {'context':>9}{'cache':>9}{'no image':>10}" + "".join(f"{s:>10}" for s in sizes)
@@ -226,7 +227,8 @@ def _cell(report: Prediction, needed: int | None) -> str:
 
 def _acceleration(report: Prediction) -> Iterator[str]:
     for flash in report.flash:
-        yield f"flash attention, {flash.graph}: {flash.state.upper()}, {flash.nodes} nodes"
+        nodes = plural(flash.nodes, "node")
+        yield f"flash attention, {flash.graph}: {flash.state.upper()}, {nodes}"
     if not report.refused:
         yield f"every operation is supported by {report.device}"
     for r in report.refused:
@@ -238,7 +240,7 @@ def _acceleration(report: Prediction) -> Iterator[str]:
     for tensor in report.dequantized[:1]:
         size = sum(t.memory_bytes for t in report.dequantized)
         yield from _wrapped(
-            f"WARNING: {_count(len(report.dequantized), 'tensor')} kept dequantized, "
+            f"WARNING: {plural(len(report.dequantized), 'tensor')} kept dequantized, "
             f"{_gib(size)} GiB, as no kernel supports them as stored: first {tensor.name}"
         )
 
@@ -295,7 +297,7 @@ def _kernels(report: Prediction) -> Iterator[str]:
         )
         for graph in dict.fromkeys(kernel.graph for kernel in kernels):
             nodes = sum(kernel.nodes for kernel in kernels if kernel.graph == graph)
-            yield f"    {graph}: {_count(nodes, 'node')}"
+            yield f"    {graph}: {plural(nodes, 'node')}"
     if any(k.programs_at_once == 0 for k in report.compiled):
         yield "WARNING: a kernel with 0 at once needs more than a multiprocessor has"
 
@@ -322,7 +324,7 @@ def render_comparison(reports: Sequence[Prediction]) -> str:
     picture = first.pictures[-2] if len(first.pictures) > 1 else None
     lines = [
         *_wrapped(
-            f"{first.model}, {first.dtype}, {_count(first.sequences, 'answer')} at once of "
+            f"{first.model}, {first.dtype}, {plural(first.sequences, 'answer')} at once of "
             f"{context:,} tokens" + (f", a picture of {_size(picture)} pixels" if picture else "")
         ),
         NOT_RUN,
@@ -389,10 +391,6 @@ def _size(picture: Picture) -> str:
 
 def _short(picture: Picture) -> str:
     return f"{picture.size[0]}x{picture.size[1]}"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _wrapped(text: str) -> list[str]:

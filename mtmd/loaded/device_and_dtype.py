@@ -8,6 +8,7 @@ import platform
 
 import torch
 
+from mtmd.base.text import plural
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.dtype import DTYPES
 from mtmd.kernels.resources.threads import requested_threads
@@ -51,9 +52,7 @@ def device_name(backend: Backend) -> str:
     if backend.device.type == "mps":
         return f"Metal, {platform.machine()}"
     threads = torch.get_num_threads()
-    return (
-        f"{threads} thread{'s' if threads > 1 else ''}, {torch.backends.cpu.get_cpu_capability()}"
-    )
+    return f"{plural(threads, 'thread')}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def own_threads(default: int) -> None:

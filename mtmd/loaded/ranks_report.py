@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from mtmd.base.text import plural
 from mtmd.kernels.graph import Node
 from mtmd.kernels.parallel.shard import Member, SavedWhole, Sharding, collectives
 from mtmd.kernels.plan.scheduler import Plan, make_plan
@@ -35,8 +36,7 @@ def planned_ranks(loaded: LoadedModel, shares: Sequence[float]) -> RanksFacts:
 def ranks_warnings(loaded: LoadedModel) -> tuple[str, ...]:
     """One line for each kind of projection that could not be shared out."""
     return tuple(
-        f"{len(k.names)} projection{'s' if len(k.names) > 1 else ''} of the {k.graph} on every "
-        f"rank: {k.reason}"
+        f"{plural(len(k.names), 'projection')} of the {k.graph} on every rank: {k.reason}"
         for graph, part in (("encoder", loaded.encoder), ("decoder", loaded.runner))
         if part is not None and part.sharding is not None
         for k in _saved(graph, part.sharding.kept_whole)

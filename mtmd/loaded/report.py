@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mtmd.base.cores import OthersWatch
-from mtmd.base.text import mib
+from mtmd.base.text import mib, plural
 from mtmd.base.throttling import ThrottleWatch
 from mtmd.checkpoint.requantize import weights_note
 from mtmd.clip.encoder import TowerEncoder
@@ -153,7 +153,7 @@ def layout_text(loaded: LoadedModel) -> str:
 def refusal_warnings(placements: Sequence[Placement]) -> tuple[str, ...]:
     """One line for each kind of node that the preferred backend refused."""
     return tuple(
-        f"{r.count} {r.op} node{'s' if r.count > 1 else ''} of the {r.graph} refused by "
+        f"{plural(r.count, f'{r.op} node')} of the {r.graph} refused by "
         f"{r.backend}: {r.reason}; "
         f"runs on {r.runs_on}"
         for p in placements

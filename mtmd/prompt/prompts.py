@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from mtmd.base.errors import ContextError, PromptError
+from mtmd.base.text import plural
 from mtmd.chat_template.text_check import THOUGHTS_LEFT_OUT
 from mtmd.clip.audio.recording import Recording
 from mtmd.clip.family import in_line
@@ -139,7 +140,7 @@ class Prompts:
         messages = with_own_system(messages, loaded.checkpoint.system)
         conversation = read_conversation(messages, loaded.checkpoint.tokenizer.seal, *self._loaders)
         counts = {"image": len(conversation.pictures), "video": len(conversation.videos)}
-        given = [f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n]
+        given = [plural(n, what) for what, n in counts.items() if n]
         if given and loaded.encoder is None:
             hears = loaded.audio_encoder is not None
             advice = f"it takes {loaded.takes}" if hears else loaded.checkpoint.without_vision

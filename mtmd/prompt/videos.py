@@ -13,6 +13,7 @@ import numpy as np
 
 from mtmd.base.cancellation import check_cancelled
 from mtmd.base.errors import AudioError
+from mtmd.base.text import plural
 from mtmd.clip.audio.recording import AudioFile
 from mtmd.clip.image.decode import Picture
 from mtmd.clip.image.pixels import Pixels
@@ -166,7 +167,7 @@ class Videos:
         key = location, making.budget, tuple(indices)
         if len(frames.times) < len(indices):
             early = f"ends at {frames.times[-1]:.1f} s, not at {facts.seconds:.1f} s as it says"
-            notes = (*notes, f"{early}: {len(frames.times)} of {len(indices)} frames")
+            notes = (*notes, f"{early}: {len(frames.times)} of {plural(len(indices), 'frame')}")
         seen = replace(facts, notes=(*facts.notes, *notes))
         known = Known(seen, tuple(frames.indices), tuple(frames.times), *made)
         self._known.put(location, span, (facts, part), key, known)

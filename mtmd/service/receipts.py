@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from mtmd.base.text import plural
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.ahead.compilations import Compilations, compilations
 from mtmd.kernels.report.measure_machine import thread_warnings
@@ -224,7 +225,7 @@ def _compiled_meanwhile(before: Compilations) -> tuple[str, ...]:
     if not count:
         return ()
     return (
-        f"{count} GPU program{'s' if count > 1 else ''} had to be compiled meanwhile "
+        f"{plural(count, 'GPU program')} had to be compiled meanwhile "
         f"({(now.late_ms - before.late_ms) / 1e3:.1f} s); 'mtmd warmup' compiles what it foresees "
         "ahead, and Triton's cache keeps them",
     )

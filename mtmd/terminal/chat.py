@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mtmd.base.errors import MtmdError, OptionError
-from mtmd.base.text import one_line
+from mtmd.base.text import one_line, plural
 from mtmd.events import Answer, Finished, Progress, TextPiece, ThinkingPiece
 from mtmd.llm.sampling.options import AppliedSampling
 from mtmd.model import Model
@@ -260,7 +260,7 @@ class Chat:
             None,
             {path},
         )
-        _say(f"loaded: {len(transcript.turns)} questions")
+        _say(f"loaded: {plural(len(transcript.turns), 'question')}")
         for note in notes:
             self.complain(note)
 
@@ -304,7 +304,7 @@ class Chat:
         """
         if self.interactive and receipt.output_tokens:
             fast = receipt.output_tokens / receipt.decode_ms * 1e3 if receipt.decode_ms else 0.0
-            tokens = f"{receipt.output_tokens:,} token{'' if receipt.output_tokens == 1 else 's'}"
+            tokens = plural(receipt.output_tokens, "token")
             yield f"{tokens}{f', {fast:.0f} tokens/s' if fast else ''}"
             if receipt.sampling_text != self._sampling_shown:
                 self._sampling_shown = receipt.sampling_text
@@ -327,7 +327,8 @@ class Chat:
                 "'mtmd chat --context N' has room for a longer one, where the model has"
             )
         else:
-            yield f"ended at {receipt.output_tokens} tokens; /set max_tokens N allows more"
+            written = plural(receipt.output_tokens, "token")
+            yield f"ended at {written}; /set max_tokens N allows more"
 
     def _answer(self, settings: AnswerOptions) -> Answer:
         """The answer, shown as it comes."""

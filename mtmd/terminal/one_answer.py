@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mtmd.events import Finished, Progress, TextPiece, ThinkingPiece
 from mtmd.model import Model
 from mtmd.prompt.audio_input import kind_of
 from mtmd.prompt.conversation import messages_of
+from mtmd.receipt import Receipt
 from mtmd.terminal.line_input import without_echo_of_keys
 from mtmd.terminal.status_line import Status
 from mtmd.terminal.wrap import DIM, StreamedText, styled, wrapped
+
+_FIRST_PAGE = re.compile(r"page 1 of [\d,]+")  # as decoding a PDF notes
+EVERY_PAGE = "only the first page of the PDF was read; 'mtmd batch --pages' reads every page"
 
 
 def print_answer(
@@ -53,9 +58,17 @@ def print_answer(
                     if not (args.json or args.quiet):
                         receipt = wrapped(str(event.answer.receipt), sys.stderr)
                         print(styled(receipt, DIM, sys.stderr), file=sys.stderr)
+                        if any(map(_FIRST_PAGE.fullmatch, _notes(event.answer.receipt))):
+                            print(wrapped(EVERY_PAGE, sys.stderr), file=sys.stderr)
         finally:
             status.clear()
             if thought.begun:
                 thought.end()
             if text.begun:  # broken off: what is said next begins a line of its own
                 text.end()
+
+
+def _notes(receipt: Receipt) -> Iterator[str]:
+    """Yield what was noted on each picture."""
+    for image in receipt.images:
+        yield from image.notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from mtmd.base.text import for_terminal
+from mtmd.base.text import for_terminal, plural
 from mtmd.terminal.wrap import width_of
 
 
@@ -19,9 +19,9 @@ class Status:
 
     def show(self, event: Any) -> None:
         self.say(
-            f"encoded {event.done} of {event.total} tiles"
+            f"encoded {event.done} of {plural(event.total, 'tile')}"
             if event.stage == "encode"
-            else f"reading {event.total} tokens"
+            else f"reading {plural(event.total, 'token')}"
         )
 
     def say(self, text: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mtmd import WarmupReport
+from mtmd.base.text import plural
 
 # label, detail, (name, style, value) of the parts
 Row: TypeAlias = "tuple[str, str, Sequence[tuple[str, str, float]]]"
@@ -141,8 +142,7 @@ def _ops(report: WarmupReport, index: int) -> Chart:
     rows: list[Row] = [
         (
             o.op,
-            f"{o.count} node{'s' if o.count > 1 else ''}, {o.gflop_per_s:,.1f} GFLOP/s, "
-            f"{o.gb_per_s:,.1f} GB/s",
+            f"{plural(o.count, 'node')}, {o.gflop_per_s:,.1f} GFLOP/s, {o.gb_per_s:,.1f} GB/s",
             [("", "a", o.ms)],
         )
         for o in check.ops[:MAX_OPS]

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mtmd import WarmupReport
+from mtmd.base.text import plural
 from mtmd.checkpoint.hub import DEMO_NAME
 from mtmd.service.decode_speed import DecodeSpeed
 
@@ -138,7 +139,7 @@ def _refused(report: WarmupReport) -> list[Finding]:
     findings = [_refusal(report, r) for r in others[:NAMED]]
     if rest := sum(r.count for r in others[NAMED:]):
         findings.append(
-            Finding(f"{rest} more nodes are refused.", "They are below, under Refused.")
+            Finding(f"{plural(rest, 'more node')} refused.", "They are below, under Refused.")
         )
     return findings
 
@@ -155,10 +156,10 @@ def _refusal(report: WarmupReport, refused: Any) -> Finding:
         default=None,
     )
     cost = f", {share:.0%} of the {refused.graph}'s time" if share is not None else ""
-    nodes = "node" if refused.count == 1 else "nodes"
+    nodes = plural(refused.count, f"{refused.op} node")
+    runs = "runs" if refused.count == 1 else "run"
     return Finding(
-        f"{refused.count} {refused.op} {nodes} of the {refused.graph} run on {refused.runs_on}"
-        f"{cost}: {refused.reason}.",
+        f"{nodes} of the {refused.graph} {runs} on {refused.runs_on}{cost}: {refused.reason}.",
         "Another number type may be taken:" if report.dtype != "fp32" else "",
         _command(report, "warmup", "--dtype fp32") if report.dtype != "fp32" else "",
     )
@@ -169,7 +170,7 @@ def _moved(report: WarmupReport) -> list[Finding]:
         return []
     return [
         Finding(
-            f"{report.elsewhere} nodes were placed on another backend than "
+            f"{plural(report.elsewhere, 'node')} placed on another backend than "
             f"{', '.join(report.devices)}, "
             "as requested.",
             "Start the server without --override-tensor.",
@@ -183,8 +184,8 @@ def _dequantized(report: WarmupReport) -> list[Finding]:
     kinds = ", ".join(sorted({d.kind for d in report.dequantized}))
     return [
         Finding(
-            f"{len(report.dequantized)} tensors ({kinds}) are kept dequantized: no kernel takes "
-            "their block type, so they take more memory and more time to read.",
+            f"{plural(len(report.dequantized), 'tensor')} ({kinds}) kept dequantized: no kernel "
+            "takes their block type, so they take more memory and more time to read.",
             "Take a file of another block type, Q4_K_M or Q8_0:",
             "mtmd serve -m org/name:Q4_K_M",
         )
@@ -198,7 +199,7 @@ def _threads(report: WarmupReport) -> list[Finding]:
         return []
     return [
         Finding(
-            f"{machine.threads} threads share {machine.cores}, and wait for each other.",
+            f"{plural(machine.threads, 'thread')} share {machine.cores}, and wait for each other.",
             "Start the server with as many as there are cores:",
             _command(report, "serve", f"--threads {machine.cores.usable}"),
         )

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from mtmd import DeviceError, OptionError
+from mtmd.base.text import plural
 from mtmd.cluster.connect import (
     LOCAL,
     PoolSize,
@@ -119,7 +120,8 @@ def _application(
     }
     everywhere |= {"device": chosen.device, "threads": chosen.threads}
     if (now := room(there, chosen)) < minimum:
-        needs = f"{chosen.cpus} CPUs" + (f" and {chosen.gpus} GPUs" if chosen.gpus else "")
+        gpus = f" and {plural(chosen.gpus, 'GPU')}" if chosen.gpus else ""
+        needs = f"{plural(chosen.cpus, 'CPU')}{gpus}"
         print(
             f"resources for {now} of {minimum} replicas: each needs {needs}, "
             f"and there are {describe(there)}; the others start when machines join",
@@ -218,8 +220,8 @@ def _watch(
     while True:
         if (ready := _ready(serve)) != before:
             before = ready
-            print(f"{ready} replica{'s' * (ready != 1)} ready", flush=True)
-            notify_systemd(f"STATUS=serving at {url}, {ready} replica{'s' * (ready != 1)} ready")
+            print(f"{plural(ready, 'replica')} ready", flush=True)
+            notify_systemd(f"STATUS=serving at {url}, {plural(ready, 'replica')} ready")
         if stopping.drain:
             notify_systemd("STOPPING=1")
             print("stopping: requests in progress are answered first", flush=True)

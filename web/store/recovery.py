@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mtmd import ImageError
+from mtmd.base.text import plural
 from mtmd.prompt.load_image import picture_size
 from mtmd.web.store.conversation import COMPLETE, FAILED, RUNNING, STOPPED
 from mtmd.web.store.database import (
@@ -75,12 +76,12 @@ class Recovered:
     def __str__(self) -> str:
         lost = []
         if self.unreadable:
-            lost.append(f"{_count(self.unreadable, 'message')} could not be read")
+            lost.append(f"{plural(self.unreadable, 'message')} could not be read")
         if self.pictures_missing:
-            lost.append(f"{_count(self.pictures_missing, 'picture')} could not be found")
+            lost.append(f"{plural(self.pictures_missing, 'picture')} could not be found")
         return (
-            f"the database was damaged: {_count(self.conversations, 'conversation')} with "
-            f"{_count(self.messages, 'message')} were recovered"
+            f"the database was damaged: {plural(self.conversations, 'conversation')} with "
+            f"{plural(self.messages, 'message')} were recovered"
             f"{''.join(f', {words}' for words in lost)}. The damaged file is kept in the folder "
             f"{self.set_aside}, and every picture is kept"
         )
@@ -116,7 +117,7 @@ def _made_anew(folder: Path, files: ImageFiles, why: str) -> Database:
     pictures = sum(1 for _ in files.names())
     if pictures:
         text = (
-            f"{why}, but there are {_count(pictures, 'picture')}. They are kept, and a new "
+            f"{why}, but there are {plural(pictures, 'picture')}. They are kept, and a new "
             "database was made. To bring conversations back, stop the server and use `mtmd history "
             "restore`"
         )
@@ -510,7 +511,3 @@ def _mend_pictures(db: sqlite3.Connection, files: ImageFiles) -> int:
             )
     db.execute("DELETE FROM images WHERE sha256 NOT IN (SELECT sha256 FROM attachments)")
     return missing
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from mtmd.base.text import for_terminal
+from mtmd.base.text import for_terminal, plural
 
 HELP = "Download a model from the Hugging Face hub, and verify its checksums."
 EXAMPLES = """\
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
             if pulled.unchecked
             else "checksums right"
         )
-        files = f"{pulled.files} file{'s' if pulled.files != 1 else ''}"
+        files = plural(pulled.files, "file")
         print(for_terminal(f"{model}: {size_text(pulled.bytes)} in {files}, {new}, {checked}"))
     print(for_terminal(f"mtmd describe photo.jpg -m {args.models[-1]}"))
     return 0

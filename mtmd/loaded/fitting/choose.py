@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 
 from mtmd.base.errors import DeviceMemoryError, MtmdError, OptionError
-from mtmd.base.text import mib
+from mtmd.base.text import mib, plural
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.token_budget import Budget
@@ -390,7 +390,7 @@ def what_would_fit(ways: Ways, tried: Sequence[Way]) -> list[str]:
         for tokens in (t for t in SMALLER if t < ways.picture.tokens):
             smaller = smaller_picture(encoder, ways.budget, tokens)
             if smaller and any(way.slack(None, None, smaller) >= 0 for way in tried):
-                advice.append(f"pictures of {tokens} tokens (--image-max-tokens)")
+                advice.append(f"pictures of {plural(tokens, 'token')} (--image-max-tokens)")
                 break
     for kind in QUANTIZED:
         if any(way.slack(saved=saved_by(way, kind)) >= 0 for way in tried):

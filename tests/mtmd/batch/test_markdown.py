@@ -58,6 +58,20 @@ def test_the_command(document: Path, tmp_path: Path, mtmd) -> None:  # type: ign
         assert written == row["text"].rstrip("\n") + "\n"
 
 
+def test_pages_that_are_not_read_are_named(document: Path, tmp_path: Path, mtmd) -> None:  # type: ignore[no-untyped-def]
+    out, first = tmp_path / "rows.jsonl", "only the first page of the PDF"
+    made = mtmd("batch", str(document), "-p", "?", "--out", str(out), "--max-tokens", "3")
+    assert f"{first} is read; 'mtmd batch --pages' reads every page" in made.err
+    (row,) = [json.loads(line) for line in out.read_text().splitlines()]
+    assert row["warnings"].startswith("only page 1 of 3 was read; --pages reads each")
+    made = mtmd("describe", str(document), "-p", "?", "--max-tokens", "3")
+    assert f"{first} was read; 'mtmd batch --pages' reads every page" in made.err
+    made = mtmd("describe", "--each", str(document), "-p", "?", "--max-tokens", "3")
+    assert f"{first} is read" in made.err
+    pages = ("--pages", "--resume", "--out", str(out), "--max-tokens", "3")
+    assert first not in mtmd("batch", str(document), "-p", "?", *pages).err
+
+
 def test_lines_that_say_where_blocks_are_stay_out(tmp_path: Path) -> None:
     def written(text: str) -> str:
         write_markdown(tmp_path, Row("page.png", text=text))

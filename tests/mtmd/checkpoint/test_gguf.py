@@ -259,7 +259,9 @@ def test_files_that_are_something_else(
     assert "is a checkpoint folder, which has its own" in refused(
         "-m", folder, "--mmproj", projector
     )
-    assert "none.gguf cannot be read" in refused("-m", text, "--mmproj", tmp_path / "none.gguf")
+    assert "none.gguf: found no such file" in refused(
+        "-m", text, "--mmproj", tmp_path / "none.gguf"
+    )
     (tmp_path / "word.gguf").write_text("hello")
     assert "word.gguf" in refused("-m", text, "--mmproj", tmp_path / "word.gguf")
     (tmp_path / "pointer.gguf").write_text("version https://git-lfs.github.com/spec/v1\noid")
@@ -344,7 +346,7 @@ def test_a_chat_template_from_a_file(
             for more in ((), ("--chat-template", tmp_path / "t.jinja"))
         )
         assert reported[: len(plain)] == plain and len(reported) > len(plain)
-    assert "none.jinja cannot be read" in refused(tmp_path / "none.jinja")
+    assert "none.jinja: found no such file" in refused(tmp_path / "none.jinja")
     (tmp_path / "broken.jinja").write_text("{% if %}")
     assert "broken.jinja is not a usable chat template" in refused(tmp_path / "broken.jinja")
     (tmp_path / "blind.jinja").write_text(
