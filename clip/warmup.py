@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mtmd.clip.encoder import AudioEncoder, TowerEncoder
+from mtmd.clip.encoder import AudioEncoder, Encoder, TowerEncoder
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.graph import Type
 from mtmd.kernels.report.check import run_check
@@ -52,6 +52,10 @@ def encoder_graphs(encoder: TowerEncoder) -> list[GraphFacts]:
         tokens = strip.sizes[-1]
         size = f"pictures of {tokens * strip.cells.patches} patches in all"
         result.append(graph_facts(encoder.name, "pack", size, encoder.pack_plan(tokens)))
+    if isinstance(encoder, Encoder) and (reader := encoder.reader) is not None:
+        tokens = reader.family.instruction.tokens
+        size = f"{tokens} tokens of the prompt"
+        result.append(graph_facts("Q-Former", "largest", size, reader.plan(tokens)))
     return result
 
 

@@ -42,7 +42,7 @@ def decoder_graphs(runner: Runner) -> list[GraphFacts]:
         graph_facts(
             "decoder",
             label,
-            f"{_tokens(batch.tokens)}, context {runner.context}",
+            f"{_tokens(batch.tokens)}, context {runner.context:,}",
             runner.plan(batch),
             cache,
         )

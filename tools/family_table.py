@@ -23,6 +23,20 @@ ALSO = {
     "GLM-4.1V, GLM-4.5V, GLM-4.6V, GLM-OCR": {"GLM-OCR": {"ocr": True}},
     "InternVL 2.5, 3, 3.5, Qianfan-OCR": {"Qianfan-OCR": {"marker": "<image>"}},
 }
+# A name on the hub for each line of the table of tasks, to try it by.
+HUB = {
+    "BLIP": "Salesforce/blip-image-captioning-large",
+    "BLIP-2": "Salesforce/blip2-opt-2.7b",
+    "InstructBLIP": "Salesforce/instructblip-vicuna-7b",
+    "Moondream 2": "vikhyatk/moondream2",
+    "TrOCR": "microsoft/trocr-base-printed",
+    "GLM-OCR": "zai-org/GLM-OCR",
+    "DeepSeek-OCR-2; DeepSeek-OCR, as its authors": "deepseek-ai/DeepSeek-OCR",
+    "GOT-OCR 2": "stepfun-ai/GOT-OCR-2.0-hf",
+    "dots.ocr, dots.mocr": "rednote-hilab/dots.ocr",
+    "PaddleOCR-VL": "PaddlePaddle/PaddleOCR-VL",
+    "HunyuanOCR": "tencent/HunyuanOCR",
+}
 BEGIN, END = "<!-- {}: made by tools/family_table.py -->", "<!-- end of {} -->"
 sys.path[:0] = [str(ROOT / "tests" / folder) for folder in ("families", "support")]
 
@@ -58,8 +72,8 @@ def tasks() -> Iterator[str]:
     """One line for all variants of a row that have the same tasks."""
     from table import ROWS
 
-    yield "| model | tasks |"
-    yield "|---|---|"
+    yield "| model | tasks | such as |"
+    yield "|---|---|---|"
     for row in ROWS.values():
         variants: dict[tuple[str, ...], list[str]] = {}
         for variant, build in row.variants.items():
@@ -71,7 +85,8 @@ def tasks() -> Iterator[str]:
         for has, alike in variants.items():
             if has:
                 of = row.name if len(variants) == 1 else "; ".join(alike)
-                yield f"| {of} | {', '.join(f'`{task}`' for task in has)} |"
+                hub = f"`{HUB[of]}`" if of in HUB else ""
+                yield f"| {of} | {', '.join(f'`{task}`' for task in has)} | {hub} |"
 
 
 def names() -> Iterator[str]:

@@ -69,9 +69,10 @@ REFERENCE_HEAD = f"""# Options
 {WRITTEN}
 
 Each option once, with its default, followed by the commands that have another one. (`describe`
-without `--each`, `ask` and `chat` compute one answer at a time.) Keyword arguments of Python have the name in the
-first column, and so has a preset where the last column says so; `mtmd COMMAND --help-all` shows
-which options a command has. Fields of requests have the same names and ranges ([the API](api.md)).
+without `--each`, `ask` and `chat` compute one answer at a time.) Keyword arguments of Python have
+the name in the first column, and so has a preset where the last column says so; `mtmd COMMAND
+--help-all` shows which options a command has. Fields of requests have the same names and ranges
+([the API](api.md)).
 """
 REFERENCE = {
     "Loading a model": (

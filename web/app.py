@@ -88,7 +88,7 @@ def create_app_of_many(
     """Do what `create_app` does, for several models."""
     app = _create(registry, settings, store)
     registry.register(app)
-    app.register_blueprint(several.blueprint(registry))
+    app.register_blueprint(several.blueprint(registry, settings.may_add_models))
     return app
 
 

@@ -303,6 +303,14 @@ class ServerSettings:
         "accept requests without a key from everyone who can reach the address",
         group="access",
     )
+    add_models: bool | None = option(
+        None,
+        FLAG,
+        "let clients add models of the Hugging Face hub by name, which are downloaded, to those of "
+        "--models",
+        default="only without keys, on this machine's own address",
+        group="access",
+    )
     rate_limit: int = option(
         0,
         ranged(0, math.inf, "requests a minute, or 0 for no limit"),
@@ -416,6 +424,13 @@ class ServerSettings:
     def needs_key(self) -> bool:
         """Return whether nobody is let in without one."""
         return bool(self.api_keys or self.named_keys or self.api_key_file)
+
+    @property
+    def may_add_models(self) -> bool:
+        """Return whether clients may have models fetched that nobody has named at the start."""
+        if self.add_models is None:
+            return self.loopback and not self.needs_key
+        return self.add_models
 
     def make_keys(self) -> Keys:
         """Raises OptionError."""

@@ -17,7 +17,15 @@ from mtmd.base.errors import ModelError, OptionError
 from mtmd.base.spelling import did_you_mean
 from mtmd.checkpoint.cached_models import CONFIG_BYTES_MAX, of_store, read_cache
 from mtmd.checkpoint.file_names import PART, WEIGHTS, is_projector
-from mtmd.checkpoint.hub import DEMO, check_name, is_demo, parse_name, resolve_model
+from mtmd.checkpoint.hub import (
+    DEMO,
+    ask_hub,
+    check_files,
+    check_name,
+    is_demo,
+    parse_name,
+    resolve_model,
+)
 from mtmd.checkpoint.stores import NAMES as STORES
 from mtmd.checkpoint.stores import StoredModel, find, is_store_name, models_of
 from mtmd.kernels.checkpoint.magic import is_gguf
@@ -104,6 +112,21 @@ def _too_many(where: str) -> OptionError:
     return OptionError(
         f"models: found more than {MAXIMUM}{where}, expected at most that; name fewer"
     )
+
+
+def source_on_hub(model: str) -> Source:
+    """Return the model of the Hugging Face hub with this name, `org/name[:TYPE]`. Nothing is
+    fetched: where it is not in the cache, the hub is asked whether it is one that is read. Raises
+    ModelError, also for what is a file or folder here.
+    """
+    name = parse_name(model)
+    if check_name(model):
+        raise ModelError(f"model {model!r:.200} is no name on the Hugging Face hub")
+    size = _cached_bytes(model)
+    if size is None:
+        info = ask_hub(model, name.repo, name.revision, None)
+        check_files(model, name.type, [file.rfilename for file in info.siblings or []])
+    return Source(model, model, size, "")
 
 
 def near(name: str, known: Iterable[str]) -> str:

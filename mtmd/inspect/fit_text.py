@@ -115,10 +115,10 @@ def _result(report: FitFacts) -> Iterator[str]:
 
 def _in_all(report: FitFacts) -> Iterator[str]:
     """Yield how much `mtmd describe` and `mtmd serve` take, where all lies in one memory."""
-    chosen = next(layout for layout in report.layouts if layout.name == report.chosen)
-    if len(chosen.memories) > 1:
+    chosen = [layout for layout in report.layouts if layout.name == report.chosen]
+    if not chosen or len(chosen[0].memories) > 1:
         return
-    (memory,) = chosen.memories
+    (memory,) = chosen[0].memories
     counted = next(d.counted for d in report.devices if d.name == memory.space)
     answer, beside = memory.cache // counted, 0
     if memory.space == HOST:

@@ -173,7 +173,7 @@ def _memory(info: ModelInfo) -> Iterator[str]:
 
 
 def _size(graph: GraphFacts, context: int) -> str:
-    size = graph.size.removesuffix(f", context {context}")
+    size = graph.size.removesuffix(f", context {context:,}")
     return f"{graph.graph}, {graph.label} ({size})"
 
 

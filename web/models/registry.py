@@ -22,8 +22,9 @@ from mtmd import DeviceError, MtmdError
 from mtmd.base.cancellation import is_gone, left
 from mtmd.base.tracebacks import traceback_text
 from mtmd.base.turns import current_owner
-from mtmd.checkpoint.collection import Source
+from mtmd.checkpoint.collection import MAXIMUM, Source
 from mtmd.checkpoint.hub import DEMO, DEMO_NAME, NotInCacheError
+from mtmd.web.errors import ApiError
 from mtmd.web.intake.slots import Slots
 from mtmd.web.models.choice import (
     FAILED,
@@ -144,7 +145,8 @@ class Registry:
     `ends_on_fault`: a fault of one model is one of the server; without, that model is unloaded, and
     loaded again for the next request. `default`: the name of the model for requests that name none;
     without it they go to the one of those in memory that was used last, or the first. `any_name`:
-    the default, or the first, stands for every name that is not here, too.
+    the default, or the first, stands for every name that is not here, too. `new_entry` makes what
+    `add` adds.
     """
 
     many = True
@@ -161,13 +163,14 @@ class Registry:
         default: str | None = None,
         any_name: bool = False,
         ends_on_fault: bool = False,
+        new_entry: Callable[[Source], Entry] = Entry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._entries = {entry.name: entry for entry in entries}
         self._by_name = {name: entry for entry in entries for name in entry.names}
         if DEMO in self._by_name:
             self._by_name.setdefault(DEMO_NAME, self._by_name[DEMO])
-        self._loader, self._clock = loader, clock
+        self._loader, self._clock, self._new_entry = loader, clock, new_entry
         self._maximum, self._unload_after_s = maximum, unload_after_s
         self._limits = dict(limits or {})
         for space, free in loader.free().items():
@@ -344,6 +347,17 @@ class Registry:
                 }
                 for space, limit in self._limits.items()
             }
+
+    def add(self, source: Source) -> None:
+        """Have one model more, and load it as `load` does. Raises ApiError."""
+        with self._changed:
+            if source.name not in self._by_name:
+                if len(self._entries) >= MAXIMUM:
+                    raise ApiError(400, f"found {MAXIMUM} models, the maximum", code="not_added")
+                entry = self._new_entry(source)  # new mappings: others may be reading these
+                self._entries = {**self._entries, entry.name: entry}
+                self._by_name = dict.fromkeys(entry.names, entry) | self._by_name
+        self.load(source.name)
 
     def load(self, name: str) -> None:
         """Have it loaded, and fetched before where it is not here, without waiting for that; also

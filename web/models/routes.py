@@ -7,8 +7,11 @@ from typing import Annotated, Any
 from flask import Blueprint, jsonify
 from pydantic import BaseModel, ConfigDict, Field
 
+from mtmd import ModelError
+from mtmd.checkpoint.collection import source_on_hub
+from mtmd.web.errors import ApiError
 from mtmd.web.intake.body import json_body
-from mtmd.web.intake.gate import Body, takes
+from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.models.choice import Listed
 from mtmd.web.models.registry import Registry
 
@@ -21,14 +24,31 @@ class Named(BaseModel):
     model: Annotated[str, Field(max_length=512)]
 
 
-def blueprint(registry: Registry) -> Blueprint:
+def blueprint(registry: Registry, may_add: bool) -> Blueprint:
+    """`may_add`: clients may have models fetched that nobody has named at the start."""
     routes = Blueprint("models", __name__)
 
     @routes.get("/api/models")
     @takes(Body.NOTHING)
     def models() -> Any:
         """Return what the page's list of models shows."""
-        return jsonify(models=[_shown(m) for m in registry.listed()], memory=registry.room())
+        listed = [_shown(m) for m in registry.listed()]
+        return jsonify(models=listed, memory=registry.room(), may_add=may_add)
+
+    @routes.post("/models/add")
+    @takes(Body.SMALL_JSON, Work.ANSWER)
+    def add() -> dict[str, bool]:
+        """Answered once the hub has said that there is such a model, which is fetched then."""
+        name = json_body(Named).model
+        if not may_add:
+            reason = "this server adds no models; its option --add-models lets clients do so"
+            raise ApiError(403, reason, code="adding_denied")
+        try:
+            source = source_on_hub(name)
+        except ModelError as error:
+            raise ApiError(400, str(error), param="model", code="not_added") from error
+        registry.add(source)
+        return {"success": True}
 
     @routes.post("/models/load")
     @takes(Body.SMALL_JSON)

@@ -44,7 +44,11 @@ def make_registry(
     default = None if first is None else _named(first, sources)
     names = [source.name for source in sources]
     path = _presets_file(given, presets)
-    known = {} if path is None else read_presets(path, names)
+
+    def presets_of(names: list[str]) -> dict[str, Preset]:
+        return {} if path is None else read_presets(path, names)
+
+    known = presets_of(names)
     loader = ProcessLoader(
         chosen,
         queue=settings.queue,
@@ -53,6 +57,11 @@ def make_registry(
         warm_up=warm_up,
         restarts=not ends_on_fault,
     )
+
+    def new_entry(source: Source) -> Entry:
+        own = presets_of([*names, source.name]).get(source.name, NONE)
+        return Entry(source, _preset(own, settings))
+
     return Registry(
         [Entry(source, _preset(known.get(source.name, NONE), settings)) for source in sources],
         loader,
@@ -63,6 +72,7 @@ def make_registry(
         default=default,
         any_name=settings.any_model,
         ends_on_fault=ends_on_fault,
+        new_entry=new_entry,
     )
 
 

@@ -25,6 +25,8 @@ from mtmd.checkpoint.open import open_checkpoint
 from mtmd.clip.families.blip.instructblip import InstructBlipVision, read
 from mtmd.clip.tasks import tasks_of
 from mtmd.clip.video.video import Video, VideoFacts
+from mtmd.inspect.info import model_info
+from mtmd.inspect.info_text import render
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
@@ -55,6 +57,15 @@ def family(**qformer: Any) -> InstructBlipVision:
     image: dict[str, Any] = {"size": {"height": 224, "width": 224}}
     image["video_processor"] = {**image}
     return read(Settings(config, "config.json"), Settings(image, "preprocessor_config.json"))
+
+
+def test_weights_of_the_qformer_are_in_what_is_reported(model: Model) -> None:
+    info = model_info(model)
+    weights = {g.graph: g.weight_bytes["cpu"] for g in info.graphs}
+    assert weights["Q-Former"] > 0
+    assert sum(weights.values()) == sum(row.memory_bytes for row in info.types)
+    assert info.peak_bytes["cpu"] > sum(weights.values())
+    assert "Q-Former, largest (" in render(info)
 
 
 def test_published_sizes() -> None:

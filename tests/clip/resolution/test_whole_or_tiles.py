@@ -11,6 +11,7 @@ import pytest
 from torchvision_stand_in import torchvision_here
 
 from mtmd.base.errors import ImageError, ModelError
+from mtmd.base.text import plural
 from mtmd.clip.resolution.whole_or_tiles import WHOLE, AdaptiveTiling, read_adaptive
 from mtmd.clip.token_budget import Budget
 from mtmd.kernels.checkpoint.settings import Settings
@@ -104,7 +105,7 @@ def test_budgets_are_kept(name: str) -> None:
         assert notes == (
             ()
             if tokens == own <= maximum
-            else (f"shown in {tokens} tokens, {own} without limits of its own",)
+            else (f"shown in {plural(tokens, 'token')}, {own} without limits of its own",)
         )
         minimum = Budget(min_tokens=maximum)
         tokens = result.tokens(*result.plan(size, minimum)[:2])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import pytest
 
@@ -39,3 +41,19 @@ def test_after_an_error_and_where_they_are_off() -> None:
         assert not gc.isenabled() and gc.get_freeze_count() == 0, "the caller has other plans"
     finally:
         gc.enable()
+
+
+def test_triton_says_nothing_at_the_end() -> None:
+    """A process of its own: what is seen is its end."""
+    code = """
+from mtmd.base.garbage import without_collections
+with without_collections():
+    import triton.language
+    from mtmd import load
+    try:
+        load(split="layer")
+    except ValueError as error:
+        print(error)
+"""
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "expected several devices" in made.stdout and made.stderr == ""

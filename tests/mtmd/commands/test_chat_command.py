@@ -380,7 +380,7 @@ def test_what_a_model_writes_cannot_command_the_terminal(
         tmp_path / "a.json", Transcript("", [Turn("\x1b[2Jq", (), "\x1b]0;t\x07")]).to_json("m", {})
     )
     chat(demo, f"/load {tmp_path / 'a.json'}", "/undo")
-    assert capsys.readouterr().out == "loaded: 1 questions\ntaken back: \ufffd[2Jq\n"
+    assert capsys.readouterr().out == "loaded: 1 question\ntaken back: \ufffd[2Jq\n"
 
 
 def test_words_and_leading_paths(tmp_path: Path) -> None:

@@ -865,9 +865,7 @@ def on_a_terminal(*arguments: object, columns: int = 1000) -> tuple[int, Screen]
 def test_a_terminal_shows_progress_then_the_whole_answer(one: Path, plain: dict[str, Any]) -> None:
     code, screen = on_a_terminal("describe", one)
     assert (
-        code == 0
-        and "encoded 0 of 1 tiles" in screen.getvalue()
-        and "reading " in screen.getvalue()
+        code == 0 and "encoded 0 of 1 tile" in screen.getvalue() and "reading " in screen.getvalue()
     )
     answer_line, image, *_ = screen.shows()
     assert answer_line == plain["text"] and image.startswith("image 1: ")

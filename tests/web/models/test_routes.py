@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 from fake_models import FakeLoader, registry_of
@@ -14,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving import post_chat, user
 
 from mtmd import ModelError
+from mtmd.checkpoint import collection
+from mtmd.checkpoint.cached_models import Cache
 from mtmd.web.app import create_app_of_many
 from mtmd.web.models.entry import Waiter
 from mtmd.web.models.presets import Preset
@@ -42,6 +45,59 @@ def registry(loader):
 @pytest.fixture
 def client(registry):
     return create_app_of_many(registry, ServerSettings()).test_client()
+
+
+def test_a_model_of_the_hub_is_added(registry, loader, monkeypatch):
+    """Without keys, on this machine's own address; with keys where an option says so."""
+    monkeypatch.setattr(collection, "ask_hub", hub)
+    monkeypatch.setattr(collection, "read_cache", lambda: Cache((), ()))
+    client = create_app_of_many(registry, ServerSettings()).test_client()
+    assert client.get("/api/models").get_json()["may_add"] is True
+    loader.needs["org/new:Q4_K_M"] = 4
+    for name, reason in (
+        ("org/none", "found on the Hugging Face hub"),
+        ("org/new:Q8_0", "expected one GGUF file of type Q8_0 in the repository, found"),
+        ("/etc/passwd", "is no name on the Hugging Face hub"),
+        ("a/b/c", "is no name on the Hugging Face hub"),
+        (".", "is no name on the Hugging Face hub"),
+    ):
+        refused = client.post("/models/add", json={"model": name})
+        assert refused.status_code == 400 and reason in refused.get_json()["error"]["message"]
+    assert client.post("/models/add", json={"model": "org/new:Q4_K_M"}).status_code == 200
+    until(lambda: "load org/new:Q4_K_M" in loader.log)
+    assert client.post("/models/add", json={"model": "org/new:Q4_K_M"}).status_code == 200
+    listed = [model["name"] for model in client.get("/api/models").get_json()["models"]]
+    assert listed.count("org/new:Q4_K_M") == 1
+    result = post_chat(client, "hi", model="org/new:Q4_K_M").get_json()
+    assert result["choices"][0]["message"]["content"].startswith("org/new:Q4_K_M says")
+
+
+@pytest.mark.parametrize(
+    ("settings", "may"),
+    [
+        ({}, True),
+        ({"add_models": False}, False),
+        ({"api_keys": ("k" * 16,)}, False),
+        ({"api_keys": ("k" * 16,), "add_models": True}, True),
+        ({"host": "0.0.0.0", "insecure_no_auth": True}, False),
+    ],
+)
+def test_who_may_add_models(registry, settings, may):
+    client = create_app_of_many(registry, ServerSettings(**settings)).test_client()
+    key = {"Authorization": f"Bearer {'k' * 16}"}
+    assert client.get("/api/models", headers=key).get_json()["may_add"] is may
+    if not may:
+        refused = client.post("/models/add", json={"model": "org/new"}, headers=key)
+        assert refused.status_code == 403
+        assert refused.get_json()["error"]["code"] == "adding_denied"
+
+
+def hub(model, repo, *_, **__):
+    if repo != "org/new":
+        raise ModelError(
+            f"model {model!r} is neither a local folder nor found on the Hugging Face hub"
+        )
+    return SimpleNamespace(siblings=[SimpleNamespace(rfilename="new-Q4_K_M.gguf")])
 
 
 def test_the_model_that_a_request_names_answers_and_its_name_is_in_the_answer(client, loader):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from browsing import PHONE, QUEUE, Visitor
 from fake_models import FakeLoader, registry_of
 from serving import running
 
 from mtmd import ModelError
+from mtmd.checkpoint import collection
+from mtmd.checkpoint.cached_models import Cache
 from mtmd.web.app import create_app_of_many
 from mtmd.web.models.presets import Preset
 from mtmd.web.settings import ServerSettings
@@ -128,3 +132,47 @@ def test_one_message_is_answered_twice_and_one_answer_is_gone_on_with(person, fa
     assert ticket.settings.temperature == 0.9
     assert ticket.messages[0] == {"role": "system", "content": "Answer in French."}
     assert [m["role"] for m in ticket.messages[1:]] == ["user", "assistant", "user"]
+
+
+def test_a_model_is_added_by_its_name_on_the_hub(browser, registry, loader, monkeypatch):
+    def hub(model, repo, *_, **__):
+        if repo != "org/new":
+            raise ModelError(f"model {model!r} is neither a local folder nor found on the hub")
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename="new-Q4_K_M.gguf")])
+
+    monkeypatch.setattr(collection, "ask_hub", hub)
+    monkeypatch.setattr(collection, "read_cache", lambda: Cache((), ()))
+    loader.needs["org/new:Q4_K_M"] = 1
+    app = create_app_of_many(registry, ServerSettings(port=0), Store(None))
+    with running(registry, app) as server:
+        person = Visitor(browser, server.url)
+        person.expects = ("400",)
+        page = person.page
+        page.click("#model-open")
+        page.fill("#models-name", "org/nothing")
+        page.press("#models-name", "Enter")
+        page.wait_for_selector("#models-problem:has-text('nor found on the hub')")
+        assert person.axe() == []
+        loader.hub.clear()
+        loader.read = (1, 4)
+        page.fill("#models-name", "org/new:Q4_K_M")
+        page.press("#models-name", "Enter")
+        page.wait_for_selector(".model-row[data-name='org/new:Q4_K_M'] :text('25 %')")
+        assert page.is_hidden("#models-problem") and page.input_value("#models-name") == ""
+        loader.hub.set()
+        page.wait_for_selector(".model-row[data-name='org/new:Q4_K_M'] .model-dot.loaded")
+        page.emulate_media(color_scheme="dark")
+        assert person.axe() == []
+        page.set_viewport_size(PHONE)
+        assert person.overflow() == 0
+        person.close()
+
+
+def test_a_server_that_adds_no_models_has_no_box_for_it(browser, registry):
+    app = create_app_of_many(registry, ServerSettings(port=0, add_models=False), Store(None))
+    with running(registry, app) as server:
+        person = Visitor(browser, server.url)
+        person.page.click("#model-open")
+        person.page.wait_for_selector(".model-row")
+        assert person.page.is_hidden("#models-add")
+        person.close()

@@ -84,7 +84,7 @@ def test_a_report_without_a_run_does_not_say_that_results_are_right():
         ({"flash": (replace(ON, on_fallback=("a",)),)}, "runs on another backend in 1 of 12", ""),
         (
             {"dequantized": (DequantizedTensor("w", "IQ1_S", 1, 4),)},
-            "1 tensors (IQ1_S) are kept dequantized",
+            "1 tensor (IQ1_S) kept dequantized",
             "Q4_K_M",
         ),
         (

@@ -33,6 +33,10 @@ export class Picker {
       $("models").showModal();
       this.refresh();
     });
+    $("models-add").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#add($("models-name").value.trim());
+    });
     $("models").addEventListener("click", (event) => { if (event.target === $("models")) $("models").close(); });
     this.chosen = about.model;
     await this.refresh();
@@ -77,7 +81,8 @@ export class Picker {
     clearTimeout(this.timer);
     try {
       const before = this.#one();
-      const { models, memory } = await get("/api/models");
+      const { models, memory, may_add } = await get("/api/models");
+      $("models-add").hidden = !may_add;
       [this.models, this.memory] = [models.sort((a, b) => (a.state === "failed") - (b.state === "failed")), memory];
       this.#draw();
       const now = this.#one();
@@ -132,7 +137,7 @@ export class Picker {
   #drawMemory() {
     const spaces = Object.entries(this.memory ?? {}).sort(([a], [b]) => (a === "cpu") - (b === "cpu"));
     $("models-memory").replaceChildren(...spaces.slice(0, 1).map(([space, { limit, taken, free }]) => el("div", {},
-      el("span", {}, `${size(taken)} of ${size(limit)} ${space === "cpu" ? "memory" : `memory of ${space}`} taken by models, as predicted; ${size(free)} are free now`),
+      el("span", {}, `Models take ${size(taken)} of ${size(limit)} of ${space === "cpu" ? "memory" : `the memory of ${space}`}, as predicted; ${size(free)} are free now`),
       el("meter", { min: 0, max: limit, value: Math.min(taken, limit), high: limit * 0.9, "aria-label": "Memory used by models" }))));
   }
 
@@ -154,6 +159,22 @@ export class Picker {
       on: { click: () => this.#act(there ? "unload" : "load", name) } }, word);
     return el("li", { class: `model-row${name === this.chosen ? " chosen" : ""}`, dataset: { name } }, pick, button,
       state === "loading" ? el("progress", { max: 1, value: progress, "aria-label": `Loading ${name}` }) : null);
+  }
+
+  /** Has the server look for a model on the hub, and fetch it; its row shows how far that is. */
+  async #add(name) {
+    const [button, problem] = [$("models-add").querySelector("button"), $("models-problem")];
+    [button.disabled, problem.hidden] = [true, true];
+    try {
+      await post("/models/add", { model: name });
+      $("models-name").value = "";
+      announce(`${name} is added`);
+      await this.refresh();
+      [...$("models-list").children].find((row) => row.dataset.name === name)?.scrollIntoView({ block: "nearest" });
+    } catch (error) {
+      [problem.textContent, problem.hidden] = [error.message, false];
+    }
+    button.disabled = false;
   }
 
   async #act(what, name) {
