@@ -13,7 +13,7 @@ from typing import Any
 from mtmd.base.errors import ModelError
 from mtmd.base.spelling import did_you_mean
 from mtmd.checkpoint.file_names import PART, WEIGHTS, is_projector, type_of
-from mtmd.checkpoint.hub import parse_name
+from mtmd.checkpoint.hub import cached_repos, parse_name
 from mtmd.checkpoint.stores import StoredModel, is_store_name, stored_models
 
 CONFIG_BYTES_MAX = 16 << 20
@@ -45,7 +45,7 @@ def read_cache(cache_dir: Path | None = None) -> Cache:
     """Return what is in the cache, by name."""
     models: list[CachedModel] = []
     others: list[str] = []
-    for repo in _repos(cache_dir):
+    for repo in cached_repos(cache_dir):
         result = list(_models_in(repo))
         models += result
         others += [] if result else [repo.repo_id]
@@ -96,7 +96,7 @@ def plan_removal(name: str, cache_dir: Path | None = None) -> Removal:
             f"model {name!r} belongs to another program, and stays; remove it there "
             "(`ollama rm`, or in LM Studio)"
         )
-    repos = {repo.repo_id: repo for repo in _repos(cache_dir)}
+    repos = {repo.repo_id: repo for repo in cached_repos(cache_dir)}
     if "/" not in name:  # a word of it, or of another program
         raise _missing(name, repos)
     requested = parse_name(name)
@@ -126,16 +126,6 @@ def plan_removal(name: str, cache_dir: Path | None = None) -> Removal:
     saved = {f.blob_path for r in repo.revisions for f in r.files if f.file_path not in chosen}
     freed = sum({files[p].blob_path: files[p].size_on_disk for p in chosen}.values())
     return Removal(name, freed, None, (*chosen, *(blobs - saved)))
-
-
-def _repos(cache_dir: Path | None) -> list[Any]:
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    if not Path(cache_dir or HF_HUB_CACHE).is_dir():  # nothing was fetched yet
-        return []
-    info = scan_cache_dir(cache_dir)
-    return [repo for repo in info.repos if repo.repo_type == "model"]
 
 
 def _whole(name: str, repo: Any, revisions: Iterable[Any], cache_dir: Path | None) -> Removal:

@@ -543,9 +543,18 @@ def _near(model: str) -> str:
 
 def _near_here(model: str, cache_dir: Path | None = None) -> str:
     """The model on this machine that a misspelt name may mean."""
-    from mtmd.checkpoint.cached_models import names_here  # which imports this; only for mistakes
+    return did_you_mean(model, [repo.repo_id for repo in cached_repos(cache_dir)])
 
-    return did_you_mean(model, names_here(cache_dir))
+
+def cached_repos(cache_dir: Path | None) -> list[Any]:
+    """Return the models in huggingface_hub's cache, as it describes them."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    if not Path(cache_dir or HF_HUB_CACHE).is_dir():  # nothing was fetched yet
+        return []
+    info = scan_cache_dir(cache_dir)
+    return [repo for repo in info.repos if repo.repo_type == "model"]
 
 
 @contextmanager

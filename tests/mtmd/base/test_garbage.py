@@ -49,10 +49,10 @@ def test_triton_says_nothing_at_the_end() -> None:
 from mtmd.base.garbage import without_collections
 with without_collections():
     import triton.language
-    from mtmd import load
+    from mtmd import OptionError, load
     try:
         load(split="layer")
-    except ValueError as error:
+    except OptionError as error:
         print(error)
 """
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

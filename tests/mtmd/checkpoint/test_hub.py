@@ -274,6 +274,9 @@ def test_a_refusal_is_one_clear_line(
         and len(text) < 300
     )
     assert naps == []  # no rounds of retries
+    cached(tmp_path, "config.json")
+    with pytest.raises(ModelError, match=r"give a local folder; did you mean 'org/x'\?"):
+        resolve_model("org/xs", endpoint=closed_port, cache_dir=tmp_path)
     assert capfd.readouterr() == ("", "")
     assert not list(tmp_path.rglob("*.bin"))
 

@@ -569,7 +569,15 @@ CALLS: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "a template that is not there": (
         ("describe", "IMAGE", "--chat-template", "no_such.jinja"),
-        "no_such.jinja cannot be read (No such file or directory)",
+        "no_such.jinja: found no such file",
+    ),
+    "an option and its value": (
+        ("batch", "IMAGE", "-p", "x", "--out", "rows.txt"),
+        "mtmd batch: --out rows.txt: found the ending '.txt'",
+    ),
+    "a limit of memory for fit": (
+        ("fit", "--memory-limit", "8GiB"),
+        "--host-memory that of a machine without one",
     ),
     "the demo model removed": (("rm", "demo", "--yes"), "the demo model is part of the package"),
     "the demo model pulled": (("pull", "demo"), "the demo model is part of the package"),
