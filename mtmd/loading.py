@@ -113,8 +113,7 @@ def _opened(
 
 def _check_ahead(model: str, projector: Path | None, settings: LoadOptions) -> None:
     """A context that is too long for a model which has to be fetched first, which may take hours:
-    its headers are some MB. What else is wrong with it is told by who fetches it. Raises
-    OptionError.
+    its headers are some MB. Fetching it reports what else is wrong. Raises OptionError.
     """
     if settings.context is None or check_name(model):
         return

@@ -71,7 +71,7 @@ class LoadKeywords(TypedDict, total=False):
     """run operations whose name, or whose weight's name, matches RE on DEVICE; may be repeated."""
 
     refuse: str | Sequence[str] | None
-    """plan as if the device did not support OP, OP:head=72, OP:batch>1, OP:bf16 or OP:/NAME
+    """simulate a device that does not support OP, OP:head=72, OP:batch>1, OP:bf16 or OP:/NAME
     REGEX/; may be repeated.
     """
 

@@ -152,7 +152,7 @@ class LoadOptions:
     refuse: tuple[str, ...] = option(
         (),
         texts("RULE"),
-        "plan as if the device did not support OP, OP:head=72, OP:batch>1, OP:bf16 or OP:/NAME "
+        "simulate a device that does not support OP, OP:head=72, OP:batch>1, OP:bf16 or OP:/NAME "
         "REGEX/; may be repeated",
         preset=True,
     )

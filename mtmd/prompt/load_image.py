@@ -281,7 +281,7 @@ def jpeg_bytes(pixels: Pixels, longest: int | None = None) -> bytes:
 
 
 def picture_url(data: bytes) -> str:
-    """A picture's file as a data URL; what is none is told by whoever opens it."""
+    """A picture's file as a data URL; a file that is no picture is refused when it is opened."""
     kind = picture_format(data) or "octet-stream"
     return data_url(data, f"{'application' if kind == 'PDF' else 'image'}/{kind.lower()}")
 

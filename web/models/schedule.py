@@ -1,15 +1,15 @@
 """Describes which model is loaded or unloaded next, for those who wait: the rule alone. Clock,
-memory and what is going on are told to it.
+memory and what is going on are passed to it.
 
-Who has waited longest is next; a client for whom models were loaded lately counts as one who came
-later. A model that was loaded has a turn in which it makes room for nobody while it is used, the
-longer the more the next one costs to load, the more clients use it for each that waits, and the
-more was loaded for who waits: so that models which do not fit together share the time as their
-clients would, and most of it is spent on answers. One that nobody uses gives way sooner, though not
-in every short pause. Where its last answers take too long to wait for, and more clients wait for it
-than for the next one, they are let in again for as long. What somebody wants unloaded goes once
-nobody uses it, and who asks for it after that keeps it; where others have used it, not before a
-pause of a turn.
+The request that has waited longest is next; a client for whom models were loaded lately counts as
+one who came later. A model that was loaded has a turn in which it makes room for nobody while it is
+used, the longer the more the next one costs to load, the more clients use it for each that waits,
+and the more was loaded for who waits: so that models which do not fit together share the time as
+their clients would, and most of it is spent on answers. One that nobody uses gives way sooner,
+though not in every short pause. Where its last answers take too long to wait for, and more clients
+wait for it than for the next one, they are let in again for as long. What somebody wants unloaded
+goes once nobody uses it, and who asks for it after that keeps it; where others have used it, not
+before a pause of a turn.
 """
 
 from __future__ import annotations

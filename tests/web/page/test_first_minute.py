@@ -70,7 +70,7 @@ def test_an_empty_chat_offers_pictures_to_ask_about(browser, served_demo):
         " && document.querySelector('.sample video').poster.includes('moves')"
     )
     words = page.inner_text("#welcome")
-    assert "demo model" in words and "mtmd serve -m org/name" in words
+    assert "demo model" in words and "mtmd serve -m HuggingFaceTB/SmolVLM-500M-Instruct" in words
     assert words.index("demo model") < words.index("Describe the image.")
     page.fill("#prompt", "half a thought")
     page.click(".ask:has-text('How many shapes')")

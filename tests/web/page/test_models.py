@@ -118,7 +118,7 @@ def test_one_message_is_answered_twice_and_one_answer_is_gone_on_with(person, fa
     page.wait_for_selector(".go-on >> nth=1")
     assert page.locator(".columns .receipt").count() == 2
     left, right = page.locator(".settings-of").all_inner_texts()
-    assert "likeliest" in left and "temperature 0.9" in right and "Answer in French." in right
+    assert "most probable" in left and "temperature 0.9" in right and "Answer in French." in right
     assert sorted(t.settings.temperature for t in fake.tickets) == [0, 0.9]  # sent at once
     assert person.axe() == []
     page.set_viewport_size(PHONE)

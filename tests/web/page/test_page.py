@@ -45,7 +45,7 @@ def test_a_pasted_picture_is_answered_rightly_with_its_receipt(browser, served_d
         "encoder: flash; decoder: flash",
         "prefill",
         "decode",
-        "likeliest",
+        "most probable",
     ):
         assert words in facts
     receipt.locator(".picture").click()
@@ -125,7 +125,7 @@ def test_answering_again_makes_a_branch_and_both_can_be_shown(person, fake):
     page.click("[aria-label='Side by side']")
     assert person.texts("answer") == ["first", "second"]
     words = page.locator(".settings-of").all_inner_texts()
-    assert words[0] == "the likeliest token each time" and words[1].startswith("temperature 0.7")
+    assert words[0] == "the most probable token each time" and words[1].startswith("temperature 0.7")
     page.click("text=One at a time")
     page.click("[aria-label='Previous version']")
     assert person.texts("answer") == ["first"]

@@ -66,10 +66,10 @@ function sampling(receipt, options) {
   const used = receipt.sampling ?? {}; // an answer of an earlier version has none
   if (used.temperature) {
     const words = Object.entries(used).map(([name, { value, source }]) => `${name.replaceAll("_", " ")} ${Number(value.toPrecision(4))}${source === "request" || source === "default" ? "" : ` (${source})`}`);
-    const drawn = used.temperature.value ? words : ["the likeliest token each time", ...words.slice(1)];
+    const drawn = used.temperature.value ? words : ["the most probable token each time", ...words.slice(1)];
     return [...drawn, used.temperature.value && receipt.seed !== null ? `seed ${receipt.seed}` : null].filter(Boolean).join(", ");
   }
-  if (!options.temperature) return "the likeliest token each time";
+  if (!options.temperature) return "the most probable token each time";
   const rest = ["top_p", "top_k", "min_p"].filter((name) => options[name]).map((name) => `${name.replace("_", " ")} ${options[name]}`);
   return [`temperature ${options.temperature}`, ...rest, receipt.seed === null ? null : `seed ${receipt.seed}`].filter(Boolean).join(", ");
 }

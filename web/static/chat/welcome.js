@@ -63,5 +63,5 @@ export const isBeyondDemo = (receipt, pictures) => receipt?.model === demo.model
 
 function demoNote() {
   return [el("p", {}, "This is the small demo model. It knows drawn shapes, short words and numbers on a plain background, in pictures and short videos, but no photos."),
-    el("p", {}, "For a real model: ", commandBox("mtmd serve -m org/name"))];
+    el("p", {}, "For a real model: ", commandBox("mtmd serve -m HuggingFaceTB/SmolVLM-500M-Instruct"))];
 }
