@@ -125,7 +125,9 @@ def test_answering_again_makes_a_branch_and_both_can_be_shown(person, fake):
     page.click("[aria-label='Side by side']")
     assert person.texts("answer") == ["first", "second"]
     words = page.locator(".settings-of").all_inner_texts()
-    assert words[0] == "the most probable token each time" and words[1].startswith("temperature 0.7")
+    assert words[0] == "the most probable token each time" and words[1].startswith(
+        "temperature 0.7"
+    )
     page.click("text=One at a time")
     page.click("[aria-label='Previous version']")
     assert person.texts("answer") == ["first"]
