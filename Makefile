@@ -35,7 +35,7 @@ published: $(VENV)/tested-with $(VENV)/with-accelerate $(if $(filter qwen2.5-cod
 	OMP_NUM_THREADS=$(WORKERS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/published/on_*.py \
 	    --published "$(PUBLISHED)" --published-folder $(PUBLISHED_MODELS)
 
-# What to run before each commit: under a minute on two cores. mypy, one process, runs beside the tests.
+# What to run before each commit: some ten minutes of processor time, half of that on two free cores. mypy, one process, runs beside the tests.
 check: $(VENV)/tested-with
 	$(MAKE) --no-print-directory -j2 lint quick
 

@@ -139,7 +139,7 @@ def test_pictures_of_one_size(mtmd: Any) -> None:
     }
     assert "a picture    takes 9 tokens, whatever its size: 1 of 96 x 96" in text(mtmd)
     line = mtmd("info", "--image-max-tokens", 8).refused()
-    assert "every picture takes 9 tokens with this model" in line and "image_max_tokens 8" in line
+    assert "every picture takes 9 tokens with this model" in line and "--image-max-tokens 8" in line
 
 
 def test_memory_is_that_of_the_warm_up(mtmd: Any) -> None:
