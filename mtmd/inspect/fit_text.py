@@ -120,14 +120,14 @@ def _in_all(report: FitFacts) -> Iterator[str]:
         return
     (memory,) = chosen[0].memories
     counted = next(d.counted for d in report.devices if d.name == memory.space)
-    answer, beside = memory.cache // counted, 0
+    answer, extra = memory.cache // counted, 0
     if memory.space == HOST:
-        beside = ALONGSIDE_BYTES
+        extra = ALONGSIDE_BYTES
     one, all_of_them = (
-        _size(report, memory.needed - memory.cache + count * answer + beside)
+        _size(report, memory.needed - memory.cache + count * answer + extra)
         for count in (1, SERVED)
     )
-    with_python = ", Python and torch included" if beside else ""
+    with_python = ", Python and torch included" if extra else ""
     yield from _wrapped(
         f"in all: 'mtmd describe' takes up to {one}; 'mtmd serve' up to {all_of_them}, when "
         f"{SERVED} answers at once fill their context{with_python}"

@@ -156,3 +156,13 @@ def test_the_table_of_models_is_as_written_by_its_script() -> None:
     table = page.partition(model_table.BEGIN)[2].partition(model_table.END)[0]
     assert row in table, "run `python tools/model_table.py`"
     assert re.findall(r"^\| `([^`]+)`", table, re.M) == [m.name for m in model_table.MODELS]
+
+
+@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", *PAGES], ids=name_of)
+def test_targets_and_scripts_that_are_named_are_there(page: Path) -> None:
+    text = page.read_text()
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    named = re.findall(r"(?:^    |`)(?:\w+=\S+ )*make ([a-z]+)\b", text, re.M)
+    assert set(named) <= targets
+    scripts = re.findall(r"(?:python|sh) ((?:tools|benchmarks|tests)/[\w./-]+)", text)
+    assert [script for script in scripts if not (ROOT / script).exists()] == []
