@@ -198,18 +198,22 @@ def _as_option(name: str) -> str:
 
 def by_option(top: Parser, args: argparse.Namespace, message: str) -> str:
     """A message about an option, which begins by its name in Python, by the name that was given.
-    Behind the name may stand its value; what begins by "model" names one, however it was given.
+    Behind the name may stand its value, and other options; what begins by "model" names one,
+    however it was given.
     """
     begin, colon, rest = message.partition(": ")
-    name, space, value = begin.partition(" ")
-    if space and name == "model":
-        return message
     verbs = next(a for a in top._actions if isinstance(a, argparse._SubParsersAction))
-    for action in verbs.choices[args.verb]._actions:
-        given = getattr(args, action.dest, action.default) != action.default
-        if colon and action.dest == name.replace("-", "_") and action.option_strings and given:
-            return f"{action.option_strings[-1]}{space}{value}: {rest}"
-    return message
+    given = {
+        action.dest: action.option_strings[-1]
+        for action in verbs.choices[args.verb]._actions
+        if action.option_strings and getattr(args, action.dest, action.default) != action.default
+    }
+    parts = [part.partition(" ") for part in begin.split(", ")]
+    first, space, _ = parts[0]
+    if not colon or first.replace("-", "_") not in given or (space and first == "model"):
+        return message
+    named = (given.get(name.replace("-", "_"), name) + sp + value for name, sp, value in parts)
+    return f"{', '.join(named)}: {rest}"
 
 
 def _reported(groups: dict[str, dict[str, str]], width: int) -> Iterator[str]:

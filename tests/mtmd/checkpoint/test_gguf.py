@@ -391,7 +391,7 @@ def test_a_budget_of_image_tokens(made: tuple[Path, Path], picture: Path, mtmd: 
             *(("--image-max-tokens", maximum) if maximum else ()),
         ]
         line = mtmd("describe", picture, "-m", made[0], *requested).refused()
-        given = {"image_min_tokens": minimum, "image_max_tokens": maximum}
+        given = {"--image-min-tokens": minimum, "--image-max-tokens": maximum}
         reported = ", ".join(f"{name} {value}" for name, value in given.items() if value)
         assert f"{reported}: every picture takes 4 tokens with this model, expected a range" in line
         assert "None" not in line
