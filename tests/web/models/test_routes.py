@@ -53,7 +53,7 @@ def test_a_model_of_the_hub_is_added(registry, loader, monkeypatch):
     monkeypatch.setattr(collection, "read_cache", lambda: Cache((), ()))
     client = create_app_of_many(registry, ServerSettings()).test_client()
     assert client.get("/api/models").get_json()["may_add"] is True
-    loader.needs["org/new:Q4_K_M"] = 4
+    loader.needs = NEEDS | {"org/new:Q4_K_M": 4}
     for name, reason in (
         ("org/none", "found on the Hugging Face hub"),
         ("org/new:Q8_0", "expected one GGUF file of type Q8_0 in the repository, found"),

@@ -142,7 +142,7 @@ def test_a_model_is_added_by_its_name_on_the_hub(browser, registry, loader, monk
 
     monkeypatch.setattr(collection, "ask_hub", hub)
     monkeypatch.setattr(collection, "read_cache", lambda: Cache((), ()))
-    loader.needs["org/new:Q4_K_M"] = 1
+    loader.needs = NEEDS | {"org/new:Q4_K_M": 1}
     app = create_app_of_many(registry, ServerSettings(port=0), Store(None))
     with running(registry, app) as server:
         person = Visitor(browser, server.url)
