@@ -103,7 +103,8 @@ def cache_keys_values(k: Node, v: Node | None, layer: int, inputs: TextInputs) -
     [1, S, G, K] each. Without v keys are the values, too.
     """
     cache = inputs.state(layer, KV(k.shape[1], k.shape[2], values=v is not None))
-    quantized = {"quant": inputs.kv.quant} if inputs.kv.quant else {}
+    stored = inputs.kv if v is not None else inputs.kv.keys
+    quantized = {"quant": stored.quant} if stored.quant else {}
     slots, name = inputs.cache_slots(), f"blk.{layer}.kv_store"
     kv = ops.kv_store(cache, k, k if v is None else v, slots, name=name, **quantized)
     gathered = [
@@ -113,9 +114,9 @@ def cache_keys_values(k: Node, v: Node | None, layer: int, inputs: TextInputs) -
             which=which,
             size=PAGE,
             name=f"blk.{layer}.{name}",
-            **inputs.kv.read_as(inputs.dtype, k.shape[2]),
+            **stored.read_as(inputs.dtype, k.shape[2]),
         )
-        for which, name in enumerate(("keys", "values")[: cache.shape[0]])
+        for which, name in enumerate(("keys",) if v is None else ("keys", "values"))
     ]
     return gathered[0], gathered[-1]
 

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from mtmd.kernels.dtype import DTYPES, name_of
 from mtmd.kernels.graph import Type
-from mtmd.kernels.quantization.kv_rows import ROW_TYPES
+from mtmd.kernels.quantization.kv_rows import CACHE_TYPES, PAIRS, cached_bytes, part_types
 from mtmd.kernels.resources.result_memory import zeros_untouched
 
 PAGE = 32  # tokens of keys and values that are held, shared and let go together
-KV_TYPES = ("bf16", "fp32", *ROW_TYPES)
+KV_TYPES = ("bf16", "fp32", *CACHE_TYPES)
 
 
 @dataclass(frozen=True)
 class KVType:
-    """The type in which keys and values are stored: one of numbers, or one of `ROW_TYPES`."""
+    """The type in which keys and values are stored: one of numbers, or one of `CACHE_TYPES`."""
 
     name: str
 
@@ -33,7 +33,12 @@ class KVType:
 
     @property
     def quant(self) -> str | None:
-        return self.name if self.name in ROW_TYPES else None
+        return self.name if self.name in CACHE_TYPES else None
+
+    @property
+    def keys(self) -> KVType:
+        """Return the type of keys, which is also that of a cache of keys alone."""
+        return KVType(part_types(self.name)[0])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -42,7 +47,7 @@ class KVType:
 
     def row(self, head: int) -> int:
         """Return how many numbers of that type a head takes."""
-        return ROW_TYPES[self.name].row_bytes(head) if self.quant else head
+        return cached_bytes(self.name, head) if self.quant else head
 
     def read_as(self, dtype: torch.dtype, head: int) -> dict[str, str | int]:
         """Attributes of the ops that read a cache to compute in `dtype`."""
@@ -70,10 +75,13 @@ class KV:
 
     def type(self, sequences: int, pages: int, dtype: torch.dtype, kv: KVType) -> Type:  # noqa: ARG002
         """[2, S, G, K], or [1, S, G, K] of keys alone, S = pages * PAGE or sequences * rows; bytes
-        of a head in place of K where it is quantized
+        of a head in place of K where it is quantized, and [1, S, G, bytes of both] where keys and
+        values have types of their own
         """
         rows = sequences * self.rows if self.rows else pages * PAGE
-        return Type.contiguous((1 + self.values, rows, self.groups, kv.row(self.head)), kv.dtype)
+        kv = kv if self.values else kv.keys
+        halves = 2 if self.values and kv.name not in PAIRS else 1
+        return Type.contiguous((halves, rows, self.groups, kv.row(self.head)), kv.dtype)
 
     def part(self, groups: int) -> KV:
         return replace(self, groups=groups)

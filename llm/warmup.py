@@ -18,7 +18,7 @@ from mtmd.llm.state import KV, PAGE, KVType
 
 CHECKED = 16  # tokens read before the step that is looked at
 ROWS = (2, 4, 8)  # of a step with proposals
-COARSE_TYPES = ("fp8", "q4_0")  # of a cache
+COARSE_TYPES = ("q4_0",)  # of keys
 RUNS = 4  # of each, after one that does not count
 
 
@@ -76,7 +76,7 @@ def _cache_warning(runner: Runner) -> str | None:
     large that few bits for a row lose the others (Qwen2.5-Coder-0.5B: docs/LOG.md).
     """
     biased = any(name.endswith(".attn_k.bias") for name in runner.family.parameters())
-    if runner.kv.name in COARSE_TYPES and biased:
+    if runner.kv.keys.name in COARSE_TYPES and biased:
         return (
             f"{runner.kv.name} can make answers of this model useless: its keys have biases, "
             "which make single values large (docs/running.md); --kv-type q8_0 keeps them"

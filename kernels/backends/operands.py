@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mtmd.kernels.graph import Type
-from mtmd.kernels.quantization.kv_rows import quantize_rows
+from mtmd.kernels.quantization.kv_rows import cached_parts, quantize_cache
 
 MAX_ROWS, MAX_KEYS, MAX_OUTPUTS = 64, 256, 256  # of attention, and of a weight
 MAX_PAGES = 16
@@ -142,8 +142,11 @@ def _quantized(kind: Type, named: Named, options: Mapping[str, Any]) -> Tensor:
     heads = named.get("k") or named.get("q")
     head = int(options["head"]) if heads is None else heads.shape[-1]
     generator = torch.Generator().manual_seed(1)
-    numbers = torch.randn((*kind.shape[:3], head), generator=generator)
-    return quantize_rows(numbers, options["quant"])
+    quant = options["quant"]
+    numbers = torch.randn(
+        (cached_parts(kind.shape[0], quant), *kind.shape[1:3], head), generator=generator
+    )
+    return quantize_cache(numbers, quant)
 
 
 def _bounds(kind: Type, keys: int) -> Tensor:

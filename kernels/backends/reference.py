@@ -18,7 +18,7 @@ from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.op import CALLS_SAVED
-from mtmd.kernels.quantization.kv_rows import BLOCK, ROW_TYPES, blocks_of
+from mtmd.kernels.quantization.kv_rows import BLOCK, CACHE_TYPES, blocks_of
 
 # Times what a node reads and makes: no op's own tensors take more than half of that
 # (tests/kernels/plan/test_free_memory.py).
@@ -85,7 +85,7 @@ def plain_bytes(node: Node) -> int:
     rotated by is made by whoever comes first.
     """
     size = node.type.bytes + sum(i.type.bytes for i in node.operands)
-    if node.attrs.get("quant") in ROW_TYPES:
+    if node.attrs.get("quant") in CACHE_TYPES:
         written = node.inputs[1] if OPS[node.op].writes_first else None
         heads = written.type if written is not None else node.type
         filled = BLOCK * blocks_of(heads.shape[-1]) * prod(heads.shape[:-1])

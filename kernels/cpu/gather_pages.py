@@ -11,6 +11,7 @@ from mtmd.kernels.dtype import DTYPES
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
 from mtmd.kernels.ops.gather import gather_pages as copied
+from mtmd.kernels.quantization.kv_rows import part_of, part_types
 from mtmd.kernels.resources.result_memory import new_result
 
 TYPES = {"fp32": "f32", "bf16": "bf16"}
@@ -66,17 +67,16 @@ def rejects(
 def dequantized(
     cache: Tensor, pages: Tensor, *, which: int, size: int, dtype: str, quant: str, head: int
 ) -> Tensor:
-    """The `gather_pages` op: cache u8 [2, S, G, bytes of a head], pages [P] -> [1, P * size, G,
-    head]
-    """
+    """The `gather_pages` op: a quantized cache, pages [P] -> [1, P * size, G, head]"""
     from mtmd.kernels.cpu.native.compile import compile_kernel
     from mtmd.kernels.cpu.native.kv_rows import emit_gather
     from mtmd.kernels.cpu.tiled import team
 
     pages, groups = pages.contiguous(), cache.shape[2]
     out = new_result(1, len(pages) * size, groups, head, dtype=DTYPES[dtype])
-    address = compile_kernel(emit_gather, quant, head, TYPES[dtype])
-    args = [cache[which].data_ptr(), pages.data_ptr(), size, groups, out.data_ptr()]
+    address = compile_kernel(emit_gather, part_types(quant)[which], head, TYPES[dtype])
+    rows = part_of(cache, which, quant, head).data_ptr()
+    args = [rows, pages.data_ptr(), size, groups, out.data_ptr(), cache.stride(2)]
     team.run(address, args, len(pages) * size * groups, CHUNK)
     return out
 

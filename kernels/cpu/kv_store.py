@@ -8,6 +8,7 @@ from torch import Tensor
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
+from mtmd.kernels.quantization.kv_rows import cached_parts, value_offset
 
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 CHUNK = 16  # heads of a token that a thread claims at once
@@ -30,7 +31,7 @@ def rejects(
 
 
 def kv_store(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor, *, quant: str) -> Tensor:
-    """The `kv_store` op: cache u8 [2, S, G, bytes of a head], k and v [T, G, K] -> cache"""
+    """The `kv_store` op: a quantized cache, k and v [T, G, K] -> cache"""
     from mtmd.kernels.cpu.native.compile import compile_kernel
     from mtmd.kernels.cpu.native.kv_rows import emit_quantized_store
     from mtmd.kernels.cpu.tiled import team
@@ -38,9 +39,11 @@ def kv_store(cache: Tensor, k: Tensor, v: Tensor, slots: Tensor, *, quant: str) 
     k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
     slots = slots.contiguous()
     tokens, groups, size = k.shape
-    address = compile_kernel(emit_quantized_store, TYPES[k.dtype], quant, size, cache.shape[0])
+    both = cached_parts(cache.shape[0], quant)
+    address = compile_kernel(emit_quantized_store, TYPES[k.dtype], quant, size, both)
     args = [n for x in (k, v) for n in (x.data_ptr(), *x.stride()[:2])]
-    args += [slots.data_ptr(), cache.data_ptr(), cache.stride(0), groups]
+    of_value = value_offset(quant, size) or cache.stride(0)
+    args += [slots.data_ptr(), cache.data_ptr(), of_value, groups]
     team.run(address, args, tokens * groups, CHUNK)
     return cache
 

@@ -9,7 +9,7 @@ every GPU has the type.
 from __future__ import annotations
 
 from mtmd.kernels.gpu.jit import tl, triton
-from mtmd.kernels.quantization.kv_rows import BLOCK, ROW_TYPES, blocks_of
+from mtmd.kernels.quantization.kv_rows import BLOCK, blocks_of, cached_bytes, part_types
 
 BLOCK_VALUES = tl.constexpr(BLOCK)
 NORM = tl.constexpr(BLOCK**-0.5)
@@ -19,10 +19,10 @@ MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole numb
 def constants(quant: str | None, head: int) -> dict[str, int | bool | str]:
     """Return the constants by which kernels know such rows."""
     if quant is None:
-        return {"QUANT": "", "CODES": 0, "ROW": head, "PADDED": head}
-    of = ROW_TYPES[quant]
-    codes, row = of.code_bytes(head), of.row_bytes(head)
-    return {"QUANT": quant, "CODES": codes, "ROW": row, "PADDED": blocks_of(head) * BLOCK}
+        return {"QUANT": "", "V_QUANT": "", "ROW": head, "PADDED": head}
+    keys, values = part_types(quant)
+    row, padded = cached_bytes(quant, head), blocks_of(head) * BLOCK
+    return {"QUANT": keys, "V_QUANT": values, "ROW": row, "PADDED": padded}
 
 
 @triton.jit
@@ -56,38 +56,36 @@ def read_columns(
     there,
     FIRST: tl.constexpr,
     COUNT: tl.constexpr,
+    QUANT: tl.constexpr,
     C: tl.constexpr,
     COMPARE: tl.constexpr,
 ):
-    """Columns FIRST..FIRST + COUNT of quantized rows, fp32, as they are coded (`rotate`); zeros
-    past the last block and, under COMPARE, in rows that are not there. `rows` are offsets in units
-    of ROW_ALIGN bytes.
+    """Columns FIRST..FIRST + COUNT of rows in the type QUANT, fp32, as they are coded, so maybe
+    turned (`rotate`); zeros past the last block and, under COMPARE, in rows that are not there.
+    `rows` are offsets in units of ROW_ALIGN bytes.
     """
+    CODES: tl.constexpr = C.PADDED // 2 if QUANT == "q4_0" else C.PADDED
     begin = base + rows * C.ROW_ALIGN
     c = FIRST + tl.arange(0, COUNT)
     inside = (c < C.PADDED)[None, :]
     if COMPARE:
         inside = inside & there[:, None]
-    if C.QUANT == "q4_0":
+    if QUANT == "q4_0":
         at = c // BLOCK_VALUES * (BLOCK_VALUES // 2) + c % (BLOCK_VALUES // 2)
         codes = tl.load(begin[:, None] + at[None, :], mask=inside, other=0).to(tl.int32)
         upper = (c % BLOCK_VALUES >= BLOCK_VALUES // 2)[None, :]
         numbers = (tl.where(upper, codes >> 4, codes & 15) - 8).to(tl.float32)
     else:
         codes = tl.load(begin[:, None] + c[None, :], mask=inside, other=0)
-        if C.QUANT == "q8_0":
+        if QUANT == "q8_0":
             numbers = codes.to(tl.int8, bitcast=True).to(tl.float32)
         else:  # as fp16, whose exponent begins 8 lower
             wide = codes.to(tl.int16)
             halves = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
             numbers = halves.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    if C.QUANT == "fp8":
-        at = (begin + C.CODES).to(tl.pointer_type(tl.float32))
-        scale = tl.load(at, mask=there, other=0) if COMPARE else tl.load(at)
-        return tl.where(inside, numbers * scale[:, None], 0.0)
     GROUPS: tl.constexpr = COUNT // BLOCK_VALUES
     of = FIRST // BLOCK_VALUES + tl.arange(0, GROUPS)
-    at = (begin + C.CODES).to(tl.pointer_type(tl.float16))[:, None] + of[None, :]
+    at = (begin + CODES).to(tl.pointer_type(tl.float16))[:, None] + of[None, :]
     some = (of * BLOCK_VALUES < C.PADDED)[None, :]
     if COMPARE:
         some = some & there[:, None]
@@ -98,51 +96,56 @@ def read_columns(
 
 
 @triton.jit
-def write_rows(to, x, there, C: tl.constexpr):
-    """x fp32 [ROWS, COLUMNS], zeros from column K on, as quantized rows at the pointers `to`."""
+def write_rows(to, x, there, QUANT: tl.constexpr, C: tl.constexpr):
+    """x fp32 [ROWS, COLUMNS], zeros from column K on, in rows of the type QUANT at the pointers
+    `to`.
+    """
+    CODES: tl.constexpr = C.PADDED // 2 if QUANT == "q4_0" else C.PADDED
     ROWS: tl.constexpr = x.shape[0]
-    GROUPS: tl.constexpr = 1 if C.QUANT == "fp8" else x.shape[1] // BLOCK_VALUES
-    parts = tl.reshape(rotate(x, True), [ROWS, GROUPS, x.shape[1] // GROUPS])
+    GROUPS: tl.constexpr = x.shape[1] // BLOCK_VALUES
+    turned = x if QUANT == "fp8" else rotate(x, True)
+    parts = tl.reshape(turned, [ROWS, GROUPS, BLOCK_VALUES])
     # As integers, in whose order a NaN is the largest: a GPU's maximum of numbers forgets it, and
     # the row would be stored as one without.
     top = tl.max(tl.abs(parts).to(tl.int32, bitcast=True), 2).to(tl.float32, bitcast=True)
-    if C.QUANT == "q4_0":
+    if QUANT == "q4_0":
         low = tl.min(parts, 2)
         top = tl.where((-low > tl.max(parts, 2)) & (top == top), low, top)
     group = tl.arange(0, GROUPS)
-    if C.QUANT == "fp8":
-        stored = top * (1 / 448.0)
-        at = (to + C.CODES).to(tl.pointer_type(tl.float32))[:, None] + group[None, :]
-        tl.store(at, stored, mask=there[:, None])
+    if QUANT == "q8_0":
+        stored = (top * (1 / 127.0)).to(tl.float16)
+    elif QUANT == "q4_0":
+        stored = (top * (-1 / 8.0)).to(tl.float16)
     else:
-        stored = (top * (1 / 127.0 if C.QUANT == "q8_0" else -1 / 8.0)).to(tl.float16)
-        at = (to + C.CODES).to(tl.pointer_type(tl.float16))[:, None] + group[None, :]
-        real = (group * BLOCK_VALUES < C.K)[None, :]
-        tl.store(at, stored, mask=there[:, None] & real)
+        stored = (top * (1 / 448.0)).to(tl.float16)
+    at = (to + CODES).to(tl.pointer_type(tl.float16))[:, None] + group[None, :]
+    real = (group * BLOCK_VALUES < C.K)[None, :]
+    tl.store(at, stored, mask=there[:, None] & real)
     scale = stored.to(tl.float32)
     factor = tl.div_rn(1.0, tl.where(scale == 0, 1.0, scale))
     factor = tl.where((scale != 0) & (tl.abs(factor) < float("inf")), factor, 0.0)
     shared = parts * factor[:, :, None]
     shared = tl.where(shared == shared, shared, 0.0)
-    if C.QUANT == "q4_0":
+    if QUANT == "q4_0":
         codes = tl.floor(shared + 8.5)
         codes = tl.minimum(tl.maximum(codes, 0.0), 15.0).to(tl.int32)
         pairs = tl.permute(tl.reshape(codes, [ROWS, GROUPS, 2, BLOCK_VALUES // 2]), (0, 1, 3, 2))
         first, second = tl.split(pairs)
         codes = tl.reshape(first | (second << 4), [ROWS, x.shape[1] // 2])
-    elif C.QUANT == "q8_0":
+    elif QUANT == "q8_0":
         nearest = tl.minimum(tl.maximum(shared, -127.0), 127.0) + MAGIC - MAGIC
         codes = tl.reshape(nearest.to(tl.int32), [ROWS, x.shape[1]])
     else:
         codes = tl.reshape(_f8(shared), [ROWS, x.shape[1]])
     c = tl.arange(0, codes.shape[1])
     at = to[:, None] + c[None, :]
-    tl.store(at, codes.to(tl.uint8), mask=there[:, None] & (c < C.CODES)[None, :])
+    tl.store(at, codes.to(tl.uint8), mask=there[:, None] & (c < CODES)[None, :])
 
 
 @triton.jit
 def _f8(x):
-    """The bits of e4m3fn, to the nearest even; x is at most 448."""
+    """The bits of e4m3fn, to the nearest even."""
+    x = tl.minimum(tl.maximum(x, -448.0), 448.0)  # a scale may have been rounded down
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)

@@ -28,7 +28,7 @@ from mtmd.kernels.ops.gather import gather_pages
 from mtmd.kernels.ops.norm import rms_norm
 from mtmd.kernels.ops.op import need, need_cache, need_floats, need_positions, op, same_as_first
 from mtmd.kernels.ops.rope import PAIRS, rope
-from mtmd.kernels.quantization.kv_rows import BLOCK
+from mtmd.kernels.quantization.kv_rows import BLOCK, cached_parts
 
 
 def _flops(node: Node) -> int:
@@ -334,7 +334,7 @@ def paged_attention(
 
     With `eps` each head of q is RMS-normed first, by `q_norm` [K] or ones; with `table` [T, 2, R]
     it is turned then (`rope`). `quant` names the type of rows of a cache u8 [2, S, G, bytes of a
-    head].
+    head], or those of keys and of values of a cache [1, S, G, bytes of both] (`kv_rows`).
     """
     if eps is not None:
         q = rms_norm.reference(q, q_norm, eps=eps)
@@ -345,6 +345,6 @@ def paged_attention(
         gather_pages.reference(
             cache, pages, which=w, size=size, dtype=name_of(q.dtype), quant=quant, head=head
         )
-        for w in (0, cache.shape[0] - 1)
+        for w in (0, cached_parts(cache.shape[0], quant) - 1)
     )
     return attention.reference(q, keys, values, None, bounds, scale=scale, softcap=softcap)

@@ -14,7 +14,16 @@ from mtmd.kernels.dtype import DTYPES
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops.op import need, need_cache, need_floats, need_positions, op, values_in
 from mtmd.kernels.quantization.blocks import dequantize
-from mtmd.kernels.quantization.kv_rows import dequantize_rows, quantize_rows
+from mtmd.kernels.quantization.kv_rows import (
+    PAIRS,
+    ROW_TYPES,
+    cached_parts,
+    dequantize_cache,
+    dequantize_rows,
+    part_of,
+    part_types,
+    quantize_rows,
+)
 
 FLOATS = ("fp32", "bf16", "fp16")
 
@@ -189,7 +198,9 @@ def _pages_shape(
 ) -> Type:
     need_positions(pages)
     need(
-        len(cache.shape) == 4 and 0 <= which < cache.shape[0] and cache.shape[1] % size == 0,
+        len(cache.shape) == 4
+        and 0 <= which < cached_parts(cache.shape[0], quant)
+        and cache.shape[1] % size == 0,
         f"half {which} of cache {list(cache.shape)} in pages of {size}",
     )
     need(dtype is None or dtype in FLOATS, f"dtype {dtype}; expected one of {', '.join(FLOATS)}")
@@ -206,8 +217,12 @@ def _pages_shape(
 def _pages_traffic(node: Node) -> int:
     """The pages of the table as they are stored, read, and the result, written."""
     cache, pages = node.operands
-    rows = pages.shape[0] * int(node.attrs["size"])
-    return node.type.bytes + rows * cache.type.bytes // (cache.shape[0] * cache.shape[1])
+    rows, quant = pages.shape[0] * int(node.attrs["size"]), node.attrs.get("quant")
+    row = cache.type.bytes // (cache.shape[0] * cache.shape[1])
+    if quant in PAIRS:
+        kind = part_types(quant)[node.attrs["which"]]
+        row = cache.shape[2] * ROW_TYPES[kind].row_bytes(int(node.attrs["head"]))
+    return node.type.bytes + rows * row
 
 
 @op(shape=_pages_shape, traffic=_pages_traffic)
@@ -225,13 +240,13 @@ def gather_pages(
 
     cache [2, S, G, K], or [1, S, G, K] of keys alone, pages [P] -> [1, P * size, G, K]
 
-    `quant` names the type of rows of a cache u8 [2, S, G, bytes of a head]; then K = `head`.
+    `quant` names the type of rows of a cache u8 [2, S, G, bytes of a head], or those of keys and of
+    values of a cache [1, S, G, bytes of both] (`kv_rows`); then K = `head`.
     """
-    saved: Tensor = cache[which].unflatten(0, (-1, size))
-    rows = saved.index_select(0, pages).flatten(0, 1).unsqueeze(0)
+    saved: Tensor = cache[which] if quant is None else part_of(cache, which, quant, head or 0)
+    rows: Tensor = saved.unflatten(0, (-1, size)).index_select(0, pages).flatten(0, 1).unsqueeze(0)
     if quant is not None:
-        assert head is not None
-        rows = dequantize_rows(rows, quant, head)
+        rows = dequantize_rows(rows, part_types(quant)[which], head or 0)
     return rows if dtype is None else rows.to(DTYPES[dtype])
 
 
@@ -261,7 +276,7 @@ def as_numbers(
         return result
     k = inputs[1]
     assert k is not None
-    return dequantize_rows(result, quant, k.shape[-1])
+    return dequantize_cache(result, quant, k.shape[-1])
 
 
 def stored_bytes(node: Node) -> int:
@@ -280,9 +295,14 @@ def kv_store(
     cache [2, S, G, K]; k, v [T, G, K]; slots [T]
 
     A cache [1, S, G, K] has no place for v: keys are its values, too (arXiv:2405.04434). `quant`
-    names the type of rows of a cache u8 [2, S, G, bytes of a head].
+    names the type of rows of a cache u8 [2, S, G, bytes of a head], or those of keys and of values
+    of a cache [1, S, G, bytes of both] (`kv_rows`).
     """
-    for half, rows in zip(cache, (k, v), strict=False):
-        stored = rows.to(cache.dtype) if quant is None else quantize_rows(rows, quant)
-        half.index_copy_(0, slots, stored)
+    if quant is None:
+        for half, rows in zip(cache, (k, v), strict=False):
+            half.index_copy_(0, slots, rows.to(cache.dtype))
+        return cache
+    both = (k, v)[: cached_parts(cache.shape[0], quant)]
+    for which, (rows, kind) in enumerate(zip(both, part_types(quant), strict=False)):
+        part_of(cache, which, quant, k.shape[-1]).index_copy_(0, slots, quantize_rows(rows, kind))
     return cache

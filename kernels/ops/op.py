@@ -20,7 +20,7 @@ import torch
 from mtmd.base.errors import PlacementError
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.quantization.blocks import BLOCKS
-from mtmd.kernels.quantization.kv_rows import ROW_TYPES
+from mtmd.kernels.quantization.kv_rows import CACHE_TYPES, PAIRS, cached_bytes
 
 CALLS_SAVED = 16384  # of ops on types, whose results are known: under a kB each, some 50 a plan
 OPS: dict[str, Op] = {}
@@ -207,19 +207,20 @@ def values_in(table: Type, quant: str) -> int:
 def need_cache(cache: Type, groups: int, head: int, quant: str | None) -> None:
     """Refuse what is no cache [P, S, G, K] of so many groups and of heads of that size: of u8, with
     the bytes of a head in place of K, where `quant` names the type of its rows. P is 2 for keys and
-    values, 1 where keys are the values, too.
+    values, 1 where keys are the values, too, or where a key and its value share a row.
     """
     row = head
     if quant is not None:
-        need(quant in ROW_TYPES, f"quant {quant!r}; expected one of {', '.join(ROW_TYPES)}")
-        row = ROW_TYPES[quant].row_bytes(head)
+        need(quant in CACHE_TYPES, f"quant {quant!r}; expected one of {', '.join(CACHE_TYPES)}")
+        row = cached_bytes(quant, head)
         need(cache.dtype == torch.uint8, f"cache {cache} for rows of {quant}")
     else:
         need_floats(cache)
+    halves = (1,) if quant in PAIRS else (1, 2)
     need(
-        len(cache.shape) == 4 and cache.shape[0] in (1, 2) and cache.shape[2:] == (groups, row),
+        len(cache.shape) == 4 and cache.shape[0] in halves and cache.shape[2:] == (groups, row),
         f"cache {cache} of {groups} heads of {head} values in {quant or 'floats'}, expected "
-        f"[1 or 2, S, {groups}, {row}]",
+        f"[{' or '.join(map(str, halves))}, S, {groups}, {row}]",
     )
 
 

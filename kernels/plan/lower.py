@@ -44,6 +44,7 @@ from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.plan.arena import ARENA, Arena, StepUse, packed
 from mtmd.kernels.plan.steps import LONG_S, SLOWEST, STORES, NativeFacts, Step
+from mtmd.kernels.quantization.kv_rows import cached_parts, value_offset
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 ALLOWED = {*DTYPES, torch.int64, torch.int32, torch.uint8, torch.bool}
@@ -744,14 +745,19 @@ def _emit_store(low: Lowering, node: Node, inputs: Operands) -> None:
         low.location(v),
         *v.type.strides[:2],
     ]
-    args += [low.location(slots), to, cache.type.strides[0], groups]
     quant = node.attrs.get("quant")
+    of_value = (quant and value_offset(quant, size)) or cache.type.strides[0]
+    args += [low.location(slots), to, of_value, groups]
     if quant is None:
         args.append(size)
         address = compile_kernel(rows.emit_store, name_of(k), name_of(cache), cache.shape[0])
     else:
         address = compile_kernel(
-            kv_rows.emit_quantized_store, name_of(k), quant, size, cache.shape[0]
+            kv_rows.emit_quantized_store,
+            name_of(k),
+            quant,
+            size,
+            cached_parts(cache.shape[0], quant),
         )
     low.add(address, args, tokens * groups, max(WORTH // size, 1), node.name, again=False)
 
@@ -810,7 +816,7 @@ def _emit_attention(low: Lowering, node: Node, inputs: Operands) -> None:
     keys, pages = low.inputs[k]
     values, _ = low.inputs[v]
     assert keys is not None and values is not None and pages is not None
-    softcap, to = node.attrs.get("softcap"), low.make(node)
+    softcap, to, quant = node.attrs.get("softcap"), low.make(node), k.attrs.get("quant")
     heads = _at_once(count // groups, groups)
     of_keys, of_values = keys.type.strides[2], values.type.strides[2]
     if heads * groups < count:  # all of them read the only group
@@ -819,7 +825,7 @@ def _emit_attention(low: Lowering, node: Node, inputs: Operands) -> None:
     splits = max(1, min(maximum, -(-pages.shape[0] // attention.FEW)))
     address = compile_kernel(
         attention.emit_attention,
-        (name_of(q), k.attrs.get("quant") or name_of(keys), name_of(node)),
+        (name_of(q), quant or name_of(keys), name_of(node)),
         size,
         value,
         heads,
@@ -829,9 +835,9 @@ def _emit_attention(low: Lowering, node: Node, inputs: Operands) -> None:
     )
     width = attention.ROOM + attention.padded(value)
     parts = low.room(4 * tokens * count * splits * width) if splits > 1 else Pointer(ARENA)
+    of_value = (quant and value_offset(quant, size)) or keys.type.strides[0] * keys.dtype.itemsize
     halves = [
-        at(low.location(c), which.attrs["which"] * c.type.strides[0] * c.dtype.itemsize)
-        for c, which in ((keys, k), (values, v))
+        at(low.location(c), part.attrs["which"] * of_value) for c, part in ((keys, k), (values, v))
     ]
     token, head = node.type.strides[1:3]
     args: list[Location] = [low.location(q), *q.type.strides[1:3], *halves, keys.type.strides[1]]

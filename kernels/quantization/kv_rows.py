@@ -4,14 +4,20 @@ sizes, the way in and the way back to fp32.
 A row is codes, then scales, so that codes of all heads lie where wide loads can take them:
 
     codes   of 32 values after another; in 4 bits low nibbles are values 0..15, high ones 16..31
-    scales  fp16 of each 32 values, or, of fp8, one fp32 for all of the row
+    scales  fp16 of each 32 values
 
 and zeros up to a multiple of 4 bytes. A head whose size is no multiple of 32 is filled up with
 zeros. What is coded are not the values of a block but their Walsh-Hadamard transform (`rotate`),
 which spreads few large ones over all (arXiv:2404.00456): it is its own inverse and keeps products,
 so attention turns queries and results instead of keys and values. Codes and scales are ggml's Q8_0
-and Q4_0, except that codes are rounded by the scale as it is stored. A row of fp8 has one scale, as
-numbers of that type have an exponent each.
+and Q4_0, except that codes are rounded by the scale as it is stored. fp8 codes the values as they
+are: its errors are relative to each value, so a large one, spread over all, would bring its error
+to the others (docs/LOG.md); the largest becomes 448, without an error of its own.
+
+A cache [2, S, G, bytes] has the keys of all tokens, then their values, in rows of one type. With a
+type for keys and another for values, named together as `q8_0/q4_0`, it is [1, S, G, bytes]: the row
+of a key, then that of its value. In a cache [1, S, G, bytes] in rows of one type, keys are the
+values, too.
 """
 
 from __future__ import annotations
@@ -37,21 +43,17 @@ class RowType:
 
     name: str
     bits: int
-    scale: torch.dtype
     largest: float
     encode: Callable[[Tensor], Tensor]
     decode: Callable[[Tensor], Tensor]
-    one_scale: bool = False
     signed: bool = False
+    rotated: bool = True
 
     def code_bytes(self, values: int) -> int:
         return blocks_of(values) * BLOCK * self.bits // 8
 
-    def scales(self, values: int) -> int:
-        return 1 if self.one_scale else blocks_of(values)
-
     def row_bytes(self, values: int) -> int:
-        size = self.code_bytes(values) + self.scales(values) * self.scale.itemsize
+        size = self.code_bytes(values) + 2 * blocks_of(values)
         return -(-size // 4) * 4
 
 
@@ -65,23 +67,20 @@ def quantize_rows(x: Tensor, kind: str) -> Tensor:
     of, values = ROW_TYPES[kind], x.shape[-1]
     padded = x.new_zeros((*x.shape[:-1], blocks_of(values) * BLOCK), dtype=torch.float32)
     padded[..., :values] = x
-    blocks = rotate(padded).unflatten(-1, (of.scales(values), -1))
+    blocks = (rotate(padded) if of.rotated else padded).unflatten(-1, (-1, BLOCK))
     top = blocks.abs().amax(-1)
     if of.signed:
         low = blocks.amin(-1)
         top = torch.where(-low > blocks.amax(-1), low, top)
-    scales = (top * (1 / of.largest)).to(of.scale)
+    scales = (top * (1 / of.largest)).to(torch.float16)
     factor = scales.float().reciprocal()
     usable = factor.isfinite() & (factor != 0)
     factor = torch.where(usable, factor, 0.0)[..., None]
-    shared = (blocks * factor).nan_to_num_(0.0, 0.0, 0.0)
-    codes = of.encode(shared.flatten(-2).unflatten(-1, (-1, BLOCK))).flatten(-2)
+    codes = of.encode((blocks * factor).nan_to_num_(0.0, 0.0, 0.0)).flatten(-2)
     rows = x.new_zeros((*x.shape[:-1], of.row_bytes(values)), dtype=torch.uint8)
     rows[..., : codes.shape[-1]] = codes
     at = of.code_bytes(values)
-    rows[..., at : at + scales.shape[-1] * of.scale.itemsize] = scales.contiguous().view(
-        torch.uint8
-    )
+    rows[..., at : at + 2 * scales.shape[-1]] = scales.contiguous().view(torch.uint8)
     return rows
 
 
@@ -89,15 +88,57 @@ def dequantize_rows(rows: Tensor, kind: str, values: int) -> Tensor:
     """uint8 [..., row_bytes] -> fp32 [..., K], K = `values`"""
     of = ROW_TYPES[kind]
     at = of.code_bytes(values)
-    scales = (
-        rows[..., at : at + of.scales(values) * of.scale.itemsize]
-        .contiguous()
-        .view(of.scale)
-        .float()
-    )
+    stored = rows[..., at : at + 2 * blocks_of(values)]
+    scales = stored.contiguous().view(torch.float16).float()
     codes = rows[..., :at].unflatten(-1, (-1, BLOCK * of.bits // 8))
-    numbers = of.decode(codes).flatten(-2).unflatten(-1, (scales.shape[-1], -1))
-    return rotate((numbers * scales[..., None]).flatten(-2))[..., :values].contiguous()
+    numbers = (of.decode(codes) * scales[..., None]).flatten(-2)
+    return (rotate(numbers) if of.rotated else numbers)[..., :values].contiguous()
+
+
+def part_types(quant: str) -> tuple[str, str]:
+    """Return the types of keys and of values in a cache of the type `quant`."""
+    keys, _, values = quant.partition("/")
+    return keys, values or keys
+
+
+def value_offset(quant: str, head: int) -> int:
+    """Return how many bytes after a key its value begins, 0 where values lie in the other half."""
+    keys, values = part_types(quant)
+    return ROW_TYPES[keys].row_bytes(head) if keys != values else 0
+
+
+def cached_bytes(quant: str, head: int) -> int:
+    """Return the bytes of a cache's last axis, for heads of `head` values."""
+    return value_offset(quant, head) + ROW_TYPES[part_types(quant)[1]].row_bytes(head)
+
+
+def cached_parts(halves: int, quant: str | None) -> int:
+    """Return 2 for a cache [halves, S, G, bytes] of keys and values, 1 for one of keys alone."""
+    return 2 if quant in PAIRS else halves
+
+
+def part_of(cache: Tensor, which: int, quant: str, head: int) -> Tensor:
+    """Return the rows of keys (0) or of values (1) of a cache, a view [S, G, bytes of a row]."""
+    offset = value_offset(quant, head)
+    if not offset:
+        return cache[which]
+    return cache[0, ..., offset:] if which else cache[0, ..., :offset]
+
+
+def quantize_cache(x: Tensor, quant: str) -> Tensor:
+    """Keys and values [P, S, G, K] -> a cache of the type `quant`, [P or 1, S, G, bytes]"""
+    rows = [quantize_rows(part, kind) for part, kind in zip(x, part_types(quant), strict=False)]
+    return torch.cat(rows, -1)[None] if quant in PAIRS else torch.stack(rows)
+
+
+def dequantize_cache(cache: Tensor, quant: str, head: int) -> Tensor:
+    """A cache of the type `quant` -> keys and values, fp32 [P, S, G, K]"""
+    return torch.stack(
+        [
+            dequantize_rows(part_of(cache, which, quant, head), part_types(quant)[which], head)
+            for which in range(cached_parts(cache.shape[0], quant))
+        ]
+    )
 
 
 def rotate(x: Tensor) -> Tensor:
@@ -138,6 +179,7 @@ def _to_f8(x: Tensor) -> Tensor:
     """e4m3fn (arXiv:2209.05433), to the nearest even, in integers: not every device has the
     type.
     """
+    x = x.clamp(-LARGEST_F8, LARGEST_F8)  # a scale may have been rounded down
     bits = x.contiguous().view(torch.int32)
     size = bits & 0x7FFF_FFFF
     normal = (size + 0x7FFFF + (size >> 20 & 1) >> 20) - (120 << 3)
@@ -154,8 +196,10 @@ def _from_f8(codes: Tensor) -> Tensor:
 
 
 _ALL = (
-    RowType("q8_0", 8, torch.float16, 127.0, _to_q8, _from_q8),
-    RowType("q4_0", 4, torch.float16, -8.0, _to_q4, _from_q4, signed=True),
-    RowType("fp8", 8, torch.float32, LARGEST_F8, _to_f8, _from_f8, one_scale=True),
+    RowType("q8_0", 8, 127.0, _to_q8, _from_q8),
+    RowType("q4_0", 4, -8.0, _to_q4, _from_q4, signed=True),
+    RowType("fp8", 8, LARGEST_F8, _to_f8, _from_f8, rotated=False),
 )
 ROW_TYPES: Mapping[str, RowType] = MappingProxyType({of.name: of for of in _ALL})
+PAIRS = tuple(f"{keys}/{values}" for keys in ROW_TYPES for values in ROW_TYPES if keys != values)
+CACHE_TYPES = (*ROW_TYPES, *PAIRS)

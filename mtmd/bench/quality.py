@@ -50,7 +50,7 @@ AS_LOADED = "as loaded"
 # the types of keys and values.
 USUAL: Mapping[str, tuple[str, ...]] = {
     "weights": ("FP8", "Q8_0", "Q6_K", "Q4_K_M"),
-    "kv_type": ("q8_0", "fp8", "q4_0"),
+    "kv_type": ("q8_0", "fp8", "q8_0/q4_0", "q4_0"),
 }
 LEGEND = (
     "KL: mean divergence of the next token's probabilities from the reference's, in nats, the text "

@@ -64,7 +64,7 @@ class LoadKeywords(TypedDict, total=False):
     kv_type: str | None
     """the type in which keys and values are stored: q8_0 (half of the memory of bf16), fp8 (the
     same with coarser numbers), q4_0 (a quarter), bf16, fp32 or auto, the type that is
-    computed in.
+    computed in; or one for keys and one for values, such as q8_0/q4_0.
     """
 
     override_tensor: str | Sequence[str] | None

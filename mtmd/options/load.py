@@ -28,7 +28,8 @@ DTYPES_ELSEWHERE = {  # as torch, transformers and vLLM write them
     "float32": "fp32",
     "torch.float32": "fp32",
 }
-KV_TYPES = ("auto", "bf16", "fp32", "q8_0", "q4_0", "fp8")
+KV_ROWS = ("q8_0", "q4_0", "fp8")  # types that keys and values can have each
+KV_TYPES = ("auto", "bf16", "fp32", *KV_ROWS)
 KV_TYPES_ELSEWHERE = DTYPES_ELSEWHERE | {"f32": "fp32", "fp8_e4m3": "fp8", "float8_e4m3fn": "fp8"}
 SPECULATE = ("auto", "off")
 PROPOSED_MAX = 32
@@ -69,8 +70,14 @@ def _weights(name: str, value: object) -> str:
 
 
 def _kv_type(name: str, value: object) -> str:
-    text = KV_TYPES_ELSEWHERE.get(str(value).lower(), str(value).lower())
-    return str(one_of(*KV_TYPES).check(name, text))
+    """One type for both, or `keys/values`."""
+    kinds = [KV_TYPES_ELSEWHERE.get(kind, kind) for kind in str(value).lower().split("/")]
+    if len(set(kinds)) == 1 and len(kinds) <= 2:
+        return str(one_of(*KV_TYPES).check(name, kinds[0]))
+    if len(kinds) != 2 or not {*kinds} <= {*KV_ROWS}:
+        one, other = ", ".join(KV_TYPES), ", ".join(KV_ROWS)
+        refuse(name, value, f"one of {one}, or KEYS/VALUES, each one of {other}")
+    return "/".join(kinds)
 
 
 def _speculate(name: str, value: object) -> int | str:
@@ -137,10 +144,10 @@ class LoadOptions:
     )
     kv_type: str = option(
         "auto",
-        Kind(_kv_type, "str", values=KV_TYPES, metavar="TYPE"),
+        Kind(_kv_type, "str", values=(*KV_TYPES, "q8_0/q4_0"), metavar="TYPE"),
         "the type in which keys and values are stored: q8_0 (half of the memory of bf16), fp8 "
         "(the same with coarser numbers), q4_0 (a quarter), bf16, fp32 or auto, the type that is "
-        "computed in",
+        "computed in; or one for keys and one for values, such as q8_0/q4_0",
         preset=True,
     )
     override_tensor: tuple[str, ...] = option(

@@ -34,7 +34,7 @@ PROMPT = [Span(tuple(5 + i * 7 % 50 for i in range(45)))]
 TIES = 1e-4  # a code between two may be rounded to either, and every layer after it sees that
 
 
-@pytest.mark.parametrize("kind", ROW_TYPES)
+@pytest.mark.parametrize("kind", [*ROW_TYPES, "q4_0/q8_0"])
 @pytest.mark.parametrize("case", CASES)
 def test_machine_code_explicit_attention_and_ranks(case: str, kind: str, build: Build) -> None:
     checkpoint = open_checkpoint(build(*CASES[case]).folder)
@@ -74,12 +74,13 @@ def along(runner: Runner, tokens: list[int]) -> list[torch.Tensor]:
     return logits
 
 
-def test_a_prompt_that_begins_alike_and_proposals_change_nothing(build: Build) -> None:
+@pytest.mark.parametrize("kind", ["q8_0", "q8_0/q4_0"])
+def test_a_prompt_that_begins_alike_and_proposals_change_nothing(kind: str, build: Build) -> None:
     checkpoint = open_checkpoint(build(*CASES["windows"]).folder)
     requested, results = conversations()[:3], []
     for speculate in ("off", 3):
         options = LoadOptions(
-            device="cpu", dtype="fp32", context=512, parallel=3, kv_type="q8_0", speculate=speculate
+            device="cpu", dtype="fp32", context=512, parallel=3, kv_type=kind, speculate=speculate
         )
         model = Model(checkpoint, options)
         alone = [answers(model, [messages])[0] for messages in requested]
@@ -89,7 +90,7 @@ def test_a_prompt_that_begins_alike_and_proposals_change_nothing(build: Build) -
         assert all(a.receipt.reused_tokens for a in in_turn[1:])
         results += [[a.output_token_ids for a in one] for one in (alone, together, in_turn)]
         receipt = together[0].receipt
-        assert receipt.kv_type == "q8_0" and "keys and values in q8_0" in str(receipt)
+        assert receipt.kv_type == kind and f"keys and values in {kind} (" in str(receipt)
     assert all(one == results[0] for one in results)
 
 
@@ -98,9 +99,9 @@ def test_memory_and_report(build: Build) -> None:
     checkpoint = open_checkpoint(build(*CASES["heads of 24"]).folder)
     sizes = {
         kind: sum(runner_of(checkpoint, 0, kv_type=kind).cache_bytes().values())
-        for kind in ("fp32", "bf16", *ROW_TYPES)
+        for kind in ("fp32", "bf16", *ROW_TYPES, "q8_0/q4_0")
     }
-    head = {"fp32": 96, "bf16": 48, "q8_0": 36, "fp8": 36, "q4_0": 20}
+    head = {"fp32": 96, "bf16": 48, "q8_0": 36, "fp8": 36, "q4_0": 20, "q8_0/q4_0": 28}
     assert {k: v / sizes["fp32"] for k, v in sizes.items()} == {
         k: v / head["fp32"] for k, v in head.items()
     }

@@ -30,7 +30,9 @@ class WithBiases:
     ("kv_type", "biased", "expected"),
     [
         ("q4_0", True, True),
-        ("fp8", True, True),
+        ("q4_0/q8_0", True, True),
+        ("q8_0/q4_0", True, False),
+        ("fp8", True, False),
         ("q8_0", True, False),
         ("auto", True, False),
         ("q4_0", False, False),

@@ -21,7 +21,7 @@ from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS, rope_table
 from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.quantization.blocks import BLOCKS, dequantize
-from mtmd.kernels.quantization.kv_rows import ROW_TYPES, quantize_rows
+from mtmd.kernels.quantization.kv_rows import CACHE_TYPES, ROW_TYPES, cached_parts, quantize_cache
 
 SIZES = (1, 2, 3, 5, 7, 13, 17, 31, 33)  # awkward on purpose
 
@@ -369,8 +369,11 @@ def _rope_store(d: Draw) -> Case:
     (cache, k, v, slots), how = _kv_store(d)
     assert cache is not None and k is not None and v is not None
     width = k.shape[-1] + k.shape[-1] % 2  # even, for whole pairs
-    cache, k, v = (d.values(*t.shape[:-1], width) for t in (cache, k, v))
-    cache = quantize_rows(cache, how["quant"]) if how else cache
+    halves = cached_parts(cache.shape[0], how.get("quant"))
+    cache, k, v = (
+        d.values(*shape, width) for shape in ((halves, *cache.shape[1:3]), k.shape[:2], v.shape[:2])
+    )
+    cache = quantize_cache(cache, how["quant"]) if how else cache
     pairs, eps = d.rng.randint(1, width // 2), d.rng.choice((None, 1e-6))
     table = rope_table.reference(torch.arange(len(k)).expand(3, -1) * 37, rotary=_rotary(d, pairs))
     norm = d.values(width, dtype=torch.float32) if eps and d.maybe() else None
@@ -593,8 +596,8 @@ def _stored(d: Draw, cache: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """A cache, every other time in quantized rows."""
     if d.maybe():
         return cache, {}
-    kind = d.rng.choice([*ROW_TYPES])
-    return quantize_rows(cache, kind), {"quant": kind}
+    kind = d.rng.choice(CACHE_TYPES if len(cache) == 2 else [*ROW_TYPES])
+    return quantize_cache(cache, kind), {"quant": kind}
 
 
 def _gather_pages(d: Draw) -> Case:

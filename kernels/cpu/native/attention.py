@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from mtmd.kernels.cpu.native.emit import F32, I32, I64, SIZES, Emitter, Value, Var, vec
 from mtmd.kernels.cpu.native.kv_rows import read_half, rotated
-from mtmd.kernels.quantization.kv_rows import BLOCK, ROW_TYPES
+from mtmd.kernels.quantization.kv_rows import BLOCK, CACHE_TYPES, ROW_TYPES, part_types
 
 PAGE = 32
 LANES = 16
@@ -38,8 +38,8 @@ def emit_attention(
     tile: int,
     masked: bool = False,
 ) -> None:
-    """`dtypes` of q, of keys and values (also one of `ROW_TYPES`, then strides of keys and values
-    are in bytes), and of the result; K = `size`, V = `value`, `heads` of a
+    """`dtypes` of q, of keys and values (also one of `CACHE_TYPES`, then strides of keys and
+    values are in bytes), and of the result; K = `size`, V = `value`, `heads` of a
     group; `tile`: float32 vectors that the CPU holds besides what it reads.
 
     args: q, q token, q head; keys, values, their token (one stride), keys' group, values' group;
@@ -69,8 +69,9 @@ class Attention:
     ):
         self.masked = masked
         self.e, self.size, self.value, self.heads, self.capped = e, size, value, heads, capped
-        self.q_type, self.kv_type, self.out_type = dtypes
-        self.quant = self.kv_type in ROW_TYPES
+        self.q_type, stored, self.out_type = dtypes
+        self.quant = stored in CACHE_TYPES
+        self.key_type, self.value_type = part_types(stored)
         self.span = BLOCK if self.quant else LANES  # values of a key that are read in one turn
         # of a tile of scores: heads by keys; of a tile of sums: heads by vectors of V
         self.score_heads = min(heads, 4 if tile >= 16 else 1)
@@ -122,7 +123,7 @@ class Attention:
                 (c, e.read(q, self.q_type, at + c, LANES, mask) * scale)
                 for c, mask in self._columns(self.size)
             ]
-            for c, result in self._rotated(vectors):
+            for c, result in self._rotated(vectors, self.key_type):
                 e.store(self.q, result, h * self.q_width + c)
             for c, _ in self._columns(self.value):
                 e.store(self.sums, zero, h * self.width + c)
@@ -136,25 +137,35 @@ class Attention:
             columns.append((len(columns) * LANES, e.mask(e.i64(0), LANES)))
         return columns
 
-    def _rotated(self, vectors: list[tuple[int, Value]]) -> list[tuple[int, Value]]:
-        """Queries or results, by column, as a quantized cache has keys and values."""
-        return _rotated(self.e, vectors) if self.quant else vectors
+    def _rotated(self, vectors: list[tuple[int, Value]], stored: str) -> list[tuple[int, Value]]:
+        """Queries or results, by column, as keys or values are coded that are `stored` so."""
+        turned = self.quant and ROW_TYPES[stored].rotated
+        return _rotated(self.e, vectors) if turned else vectors
 
-    def _ask(self, ptr: Value, row: Value, count: int) -> None:
-        """Prefetch the lines of `count` numbers of a cache."""
-        size = 1 if self.quant else SIZES[self.kv_type]
-        whole = ROW_TYPES[self.kv_type].row_bytes(count) if self.quant else count * size
+    def _ask(self, ptr: Value, stored: str, row: Value, count: int) -> None:
+        """Prefetch the lines of `count` numbers of a cache, which are `stored` in this type."""
+        size = 1 if self.quant else SIZES[stored]
+        whole = ROW_TYPES[stored].row_bytes(count) if self.quant else count * size
         for byte in range(0, whole, LINE):
             self.e.prefetch(ptr.at(row * size + byte), near=2)
 
     def _read(
-        self, ptr: Value, row: Value, count: int, c: Value | int, half: int, mask: Value | None
+        self,
+        ptr: Value,
+        stored: str,
+        row: Value,
+        count: int,
+        c: Value | int,
+        half: int,
+        mask: Value | None,
     ) -> Value:
-        """The vector `half` of the span at column c of a row of `count` numbers of a cache."""
+        """The vector `half` of the span at column c of a row of `count` numbers of a cache, which
+        are `stored` in this type.
+        """
         if self.quant:
             block = self.e.i64(c) // BLOCK
-            return read_half(self.e, self.kv_type, count, ptr.at(row), block, half == 1)
-        return self.e.read(ptr, self.kv_type, row + c, LANES, mask)
+            return read_half(self.e, stored, count, ptr.at(row), block, half == 1)
+        return self.e.read(ptr, stored, row + c, LANES, mask)
 
     def _scores(self, at: Value, then: Value) -> None:
         """scores[h, s] = q[h] . k[s] for the page whose first key is `at`; of the one at `then`,
@@ -163,7 +174,7 @@ class Attention:
         e, many = self.e, self.score_keys
         with e.loop(0, PAGE, many) as s:
             for i in range(many):
-                self._ask(self.keys, then + (s + i) * self.step, self.size)
+                self._ask(self.keys, self.key_type, then + (s + i) * self.step, self.size)
             for h in range(0, self.heads, self.score_heads):
                 heads = range(h, min(h + self.score_heads, self.heads))
                 sums = [[e.var(vec(F32, LANES), 0.0) for _ in range(many)] for _ in heads]
@@ -185,7 +196,9 @@ class Attention:
                         ]
                         for i in range(many):
                             row_at = at + (s + i) * self.step
-                            key = self._read(self.keys, row_at, self.size, c, half, mask)
+                            key = self._read(
+                                self.keys, self.key_type, row_at, self.size, c, half, mask
+                            )
                             for row, sum_ in zip(rows, sums, strict=True):
                                 sum_[i].set(e.fma(row, key, sum_[i].get()))
 
@@ -251,12 +264,10 @@ class Attention:
                     )
                 with e.loop(begin, end) as s:
                     if h == first == 0:
-                        self._ask(self.values, then + s * self.step, self.value)
+                        self._ask(self.values, self.value_type, then + s * self.step, self.value)
                     row_at = at + s * self.step
-                    rows = [
-                        self._read(self.values, row_at, self.value, c, c % self.span > 0, mask)
-                        for c, mask in part
-                    ]
+                    of = self.values, self.value_type, row_at, self.value
+                    rows = [self._read(*of, c, c % self.span > 0, mask) for c, mask in part]
                     for i, sum_ in zip(heads, sums, strict=True):
                         weight = e.load(self.scores, F32, s + i * PAGE).splat(LANES)
                         for row, var in zip(rows, sum_, strict=True):
@@ -278,7 +289,8 @@ class Attention:
                         (c, e.load(self.sums, vec(F32, LANES), h * width + c) * factor)
                         for c, _ in columns
                     ]
-                    for (c, result), (_, mask) in zip(self._rotated(vectors), columns, strict=True):
+                    results = self._rotated(vectors, self.value_type)
+                    for (c, result), (_, mask) in zip(results, columns, strict=True):
                         e.write(out, self.out_type, to + c, result, mask)
             with shared:
                 for h in range(self.heads):
@@ -290,7 +302,7 @@ class Attention:
                         (c, e.load(self.sums, vec(F32, LANES), h * width + c))
                         for c, _ in self._columns(self.value)
                     ]
-                    for c, result in self._rotated(vectors):
+                    for c, result in self._rotated(vectors, self.value_type):
                         if c < self.value:
                             e.store(parts, result, to + ROOM + c)
 

@@ -5,7 +5,15 @@ and read as float32.
 from __future__ import annotations
 
 from mtmd.kernels.cpu.native.emit import F32, I8, I16, I32, I64, Emitter, Value, vec
-from mtmd.kernels.quantization.kv_rows import BLOCK, ROW_TYPES, RowType, blocks_of
+from mtmd.kernels.quantization.kv_rows import (
+    BLOCK,
+    LARGEST_F8,
+    ROW_TYPES,
+    RowType,
+    blocks_of,
+    cached_bytes,
+    part_types,
+)
 
 LANES = 16
 
@@ -23,15 +31,11 @@ def rotated(e: Emitter, low: Value, high: Value) -> tuple[Value, Value]:
 def read_half(
     e: Emitter, kind: str, size: int, row: Value, block: Value | int, upper: bool
 ) -> Value:
-    """Values 0..15 of a block, or 16..31, as float32, as they are coded (`rotated`): of the head of
-    `size` values at `row`.
+    """Values 0..15 of a block, or 16..31, as float32, as they are coded (`rotated` or not): of the
+    head of `size` values at `row`.
     """
     of, block = ROW_TYPES[kind], e.i64(block)
-    at = e.i64(of.code_bytes(size)) + (e.i64(0) if of.one_scale else block * 2)
-    if kind == "fp8":
-        scale = e.load(row.at(at), F32) * 256.0
-    else:
-        scale = e.load(row.at(at), I16).half_to_f32()
+    scale = e.load(row.at(e.i64(of.code_bytes(size)) + block * 2), I16).half_to_f32()
     if kind == "q4_0":
         codes = e.load(row.at(block * (BLOCK // 2)), vec(I8, LANES), align=1)
         codes = codes >> 4 if upper else codes & 15
@@ -40,24 +44,25 @@ def read_half(
     if kind == "q8_0":
         return codes.sext(I32).sitofp() * scale
     wide = codes.zext(I16)  # as fp16, whose exponent begins 8 lower
-    return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).half_to_f32() * scale
+    return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).half_to_f32() * (scale * 256.0)
 
 
 def emit_quantized_store(e: Emitter, x: str, kind: str, size: int, halves: int) -> None:
     """The `kv_store` op into quantized rows; keys alone if `halves` is 1
 
-    args: k, k outer, k inner, v, v outer, v inner, slots (int64), cache, bytes of a half, G. Units:
-    tokens times G.
+    args: k, k outer, k inner, v, v outer, v inner, slots (int64), cache, bytes from a key to its
+    value, G. Units: tokens times G.
     """
-    of = ROW_TYPES[kind]
+    types = [ROW_TYPES[part] for part in part_types(kind)]
     sources = [(e.arg_ptr(i), e.arg(i + 1), e.arg(i + 2)) for i in (0, 3)]
     slots, cache, half, groups = e.arg_ptr(6), e.arg_ptr(7), e.arg(8), e.arg(9)
     with e.loop(e.first, e.last) as unit:
         t = unit // groups
         g = unit - t * groups
-        to = (e.load(slots, I64, t) * groups + g) * of.row_bytes(size)
+        to = (e.load(slots, I64, t) * groups + g) * cached_bytes(kind, size)
         for which, (source, outer, inner) in enumerate(sources[:halves]):
-            _Row(e, x, of, size, source, t * outer + g * inner, cache.at(to + half * which)).write()
+            at, row = t * outer + g * inner, cache.at(to + half * which)
+            _Row(e, x, types[which], size, source, at, row).write()
 
 
 class _Row:
@@ -71,21 +76,6 @@ class _Row:
 
     def write(self) -> None:
         e, whole = self.e, self.size // BLOCK
-        scales = self.of.code_bytes(self.size)
-        if self.of.one_scale:
-            top = e.var(F32, 0.0)
-            with e.loop(0, whole) as block:
-                top.set(_larger(e, self._top(self._values(block)), top.get()))
-            if whole < blocks_of(self.size):
-                top.set(_larger(e, self._top(self._values(whole)), top.get()))
-            scale = top.get() * (1 / self.of.largest)
-            e.store(self.to.at(scales), scale)
-            factor = _factor(e, scale)
-            with e.loop(0, whole) as block:
-                self._codes(self._values(block), factor, block)
-            if whole < blocks_of(self.size):
-                self._codes(self._values(whole), factor, e.i64(whole))
-            return
         with e.loop(0, whole) as block:
             self._block(self._values(block), block)
         if whole < blocks_of(self.size):
@@ -102,7 +92,8 @@ class _Row:
                 count = min(max(self.size - block * BLOCK - first, 0), LANES)
                 mask = e.mask(e.i64(count), LANES)
             halves.append(e.read(self.source, self.x, begin + first, LANES, mask))
-        return rotated(e, *halves)
+        low, high = halves
+        return rotated(e, low, high) if self.of.rotated else (low, high)
 
     def _top(self, values: tuple[Value, Value]) -> Value:
         """The largest size, NaN where there is one: as integers, in which it is above all."""
@@ -135,11 +126,6 @@ class _Row:
             e.store(to.at(half * LANES), codes.trunc(I8), align=1)
 
 
-def _larger(e: Emitter, a: Value, b: Value) -> Value:
-    """The larger of two sizes, NaN where one is."""
-    return e.maximum(a.bits(I32), b.bits(I32)).bits(F32)
-
-
 def _factor(e: Emitter, scale: Value) -> Value:
     """1 / scale; 0 where that is no number to multiply by."""
     factor = 1.0 / scale
@@ -152,7 +138,8 @@ def _q8(e: Emitter, x: Value) -> Value:
 
 
 def _f8(e: Emitter, x: Value) -> Value:
-    """The bits of e4m3fn, to the nearest even; x is at most 448."""
+    """The bits of e4m3fn, to the nearest even."""
+    x = e.minimum(e.maximum(x, -LARGEST_F8), LARGEST_F8)  # a scale may have been rounded down
     bits = x.bits(vec(I32, LANES))
     size = bits & 0x7FFFFFFF
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
@@ -163,17 +150,17 @@ def _f8(e: Emitter, x: Value) -> Value:
 def emit_gather(e: Emitter, kind: str, size: int, out: str) -> None:
     """The `gather_pages` op out of quantized rows
 
-    args: keys or values of the cache, pages (int64), tokens of a page, G, out. Units: heads of the
-    result, P * page * G.
+    args: keys or values of the cache, pages (int64), tokens of a page, G, out, bytes from a row to
+    the next. Units: heads of the result, P * page * G.
     """
-    cache, pages, page, groups, target = (
+    cache, pages, page, groups, target, row = (
         e.arg_ptr(0),
         e.arg_ptr(1),
         e.arg(2),
         e.arg(3),
         e.arg_ptr(4),
+        e.arg(5),
     )
-    row = ROW_TYPES[kind].row_bytes(size)
     whole = size // BLOCK
     with e.loop(e.first, e.last) as unit:
         each = page * groups
@@ -182,8 +169,9 @@ def emit_gather(e: Emitter, kind: str, size: int, out: str) -> None:
         to = unit * size
 
         def block(at: Value | int, count: int, from_: Value = from_, to: Value = to) -> None:
-            halves = (read_half(e, kind, size, from_, at, upper) for upper in (False, True))
-            for first, value in zip(range(0, count, LANES), rotated(e, *halves), strict=False):
+            low, high = (read_half(e, kind, size, from_, at, upper) for upper in (False, True))
+            halves = rotated(e, low, high) if ROW_TYPES[kind].rotated else (low, high)
+            for first, value in zip(range(0, count, LANES), halves, strict=False):
                 rest = count - first
                 mask = None if rest >= LANES else e.mask(e.i64(rest), LANES)
                 e.write(target, out, to + e.i64(at) * BLOCK + first, value, mask)

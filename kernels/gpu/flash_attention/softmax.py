@@ -96,12 +96,12 @@ def scores(q, k, k_rows, there, COMPARE: tl.constexpr, SMALL_FIRST: tl.constexpr
     x = tl.zeros([q1.shape[0], k_rows.shape[0]], tl.float32)
     SHARED: tl.constexpr = q1.dtype == tl.float32 and C.K1 + C.K2 > 256
     if C.K2 > 0 and SMALL_FIRST:
-        k2 = load_stored(k, k_rows, there, C.K1, C.K2, C.K, q1.dtype, C, COMPARE)
+        k2 = load_stored(k, k_rows, there, C.K1, C.K2, C.K, q1.dtype, C, COMPARE, False)
         x = _add_products(x, q2, k2, SHARED)
-    k1 = load_stored(k, k_rows, there, 0, C.K1, C.K, q1.dtype, C, COMPARE)
+    k1 = load_stored(k, k_rows, there, 0, C.K1, C.K, q1.dtype, C, COMPARE, False)
     x = _add_products(x, q1, k1, SHARED)
     if C.K2 > 0 and not SMALL_FIRST:
-        k2 = load_stored(k, k_rows, there, C.K1, C.K2, C.K, q1.dtype, C, COMPARE)
+        k2 = load_stored(k, k_rows, there, C.K1, C.K2, C.K, q1.dtype, C, COMPARE, False)
         x = _add_products(x, q2, k2, SHARED)
     return x
 
@@ -145,10 +145,10 @@ def weighed(
     # Weights are rounded to the values' type: matrix instructions want both alike. Their sum z is
     # of the exact ones.
     p = p.to(TYPE)
-    v1 = load_stored(v, v_rows, there, 0, C.V1, C.V, TYPE, C, COMPARE)
+    v1 = load_stored(v, v_rows, there, 0, C.V1, C.V, TYPE, C, COMPARE, True)
     o1 = tl.dot(p, v1, o1 * a[:, None], input_precision="ieee")
     if C.V2 > 0:
-        v2 = load_stored(v, v_rows, there, C.V1, C.V2, C.V, TYPE, C, COMPARE)
+        v2 = load_stored(v, v_rows, there, C.V1, C.V2, C.V, TYPE, C, COMPARE, True)
         o2 = tl.dot(p, v2, o2 * a[:, None], input_precision="ieee")
     return larger, z, o1, o2
 
@@ -156,10 +156,10 @@ def weighed(
 @triton.jit
 def _zeros(v, v_rows, there, TYPE: tl.constexpr, C: tl.constexpr):
     """Zero for each key, but no number for one whose values are not all numbers."""
-    v1 = load_stored(v, v_rows, there, 0, C.V1, C.V, TYPE, C, True)
+    v1 = load_stored(v, v_rows, there, 0, C.V1, C.V, TYPE, C, True, True)
     zeros = tl.sum(v1.to(tl.float32) * 0.0, 1)
     if C.V2 > 0:
-        v2 = load_stored(v, v_rows, there, C.V1, C.V2, C.V, TYPE, C, True)
+        v2 = load_stored(v, v_rows, there, C.V1, C.V2, C.V, TYPE, C, True, True)
         zeros += tl.sum(v2.to(tl.float32) * 0.0, 1)
     return zeros
 
@@ -262,10 +262,12 @@ def load_stored(
     TYPE: tl.constexpr,
     C: tl.constexpr,
     COMPARE: tl.constexpr,
+    VALUES: tl.constexpr,
 ):
-    """Do what `load_columns` does, in TYPE: of keys or values, which a cache may have quantized."""
+    """Do what `load_columns` does, in TYPE: of keys or VALUES, which a cache may have quantized."""
     if base.dtype.element_ty == tl.uint8:
-        return read_columns(base, rows, there, FIRST, COUNT, C, COMPARE).to(TYPE)
+        QUANT: tl.constexpr = C.V_QUANT if VALUES else C.QUANT
+        return read_columns(base, rows, there, FIRST, COUNT, QUANT, C, COMPARE).to(TYPE)
     return load_columns(base, rows, there, FIRST, COUNT, SIZE, C.ALIGN, COMPARE).to(TYPE)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from mtmd.kernels.dtype import DTYPES
 from mtmd.kernels.gpu.triton_kernel import Case, Problem, case, given
-from mtmd.kernels.quantization.kv_rows import ROW_TYPES, quantize_rows
+from mtmd.kernels.quantization.kv_rows import CACHE_TYPES, ROW_TYPES, quantize_cache
 
 # Largest mean square error against the reference in fp32, relative to the result's: sums in another
 # order; the 16-bit types round the weights and the result.
@@ -66,14 +66,14 @@ def problem(
     options: dict[str, Any] = {"size": size, "scale": width**-0.5, "softcap": softcap}
     if turned or norm:
         options |= {"eps": 1e-6 if norm else None, "pairs": pairs, "parts": parts}
-    if stored is not None and stored in ROW_TYPES:
+    if stored is not None and stored in CACHE_TYPES:
         options["quant"] = stored
-        cache = quantize_rows(cache, stored)
+        cache = quantize_cache(cache.flatten(1, 2), stored)
     else:
-        cache = cache.to(dtype if stored is None else DTYPES[stored])
+        cache = cache.flatten(1, 2).to(dtype if stored is None else DTYPES[stored])
     return given(
         q.to(dtype)[..., :width],
-        cache.flatten(1, 2),
+        cache,
         pages,
         torch.tensor(bounds, dtype=torch.int32).view(tokens, 2),
         starts,
@@ -118,6 +118,8 @@ CASES = (
     problem(128, ((257, 1), (1, 1)), 7, 1, _B, stored="fp8", turned=64),
     problem(96, ((100, 2),), 4, 4, stored="fp8"),
     problem(256, ((130, 1), (7, 1)), 8, 4, _B, softcap=5.0, stored="q4_0"),
+    problem(64, ((300, 1),), 8, 1, _B, stored="q8_0/q4_0"),
+    problem(72, ((20, 40), (90, 1)), 4, 2, stored="q4_0/fp8"),
     problem(576, ((33, 1),), 16, 1, _B, halves=1),
     problem(320, ((33, 2), (5, 1)), 48, 1, _B, halves=1),
     problem(72, ((40, 5), (70, 1)), 64, 1, halves=1),
@@ -134,7 +136,7 @@ USES = {
         f"paged, decoding over 8192 keys in {stored}, 32 heads over 8, head 128": _decode(
             128, 1, 8191, 32, 8, stored=stored
         )
-        for stored in ROW_TYPES
+        for stored in (*ROW_TYPES, "q8_0/q4_0")
     },
     "paged, prefill of 512 over 8192 keys in q8_0, 8 heads over 4, head 256": problem(
         256, ((7680, 512),), 8, 4, _B, stored="q8_0"

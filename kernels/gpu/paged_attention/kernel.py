@@ -47,7 +47,7 @@ from mtmd.kernels.gpu.paged_attention.cases import CASES, NMSE, USES
 from mtmd.kernels.gpu.rotary.turn import squares, turn
 from mtmd.kernels.gpu.triton_kernel import Launch, Plan, declared, same
 from mtmd.kernels.graph import Type
-from mtmd.kernels.quantization.kv_rows import BLOCK, blocks_of
+from mtmd.kernels.quantization.kv_rows import BLOCK, blocks_of, value_offset
 
 # Programs wanted, about two for each processor of an A100, H100 or MI300, the most that share out
 # the keys of a block of rows, and the blocks of keys each takes at least. Not measured.
@@ -60,8 +60,8 @@ MAX_GROUP = 32  # query heads that a block reads a key head for: rows of the sma
 @dataclass(frozen=True)
 class Operands:
     """Operands of `paged_attention`: q [1, T, H, K], cache [2, S, G, K], or [1, S, G, K] of keys
-    that are values, too, pages [P], bounds [T, 2], starts [sequences + 1], table [T, 2, R],
-    q_norm [K] -> [1, T, H, K], contiguous
+    that are values, too, or of keys and values in one row, pages [P], bounds [T, 2], starts
+    [sequences + 1], table [T, 2, R], q_norm [K] -> [1, T, H, K], contiguous
     """
 
     q: Type
@@ -119,7 +119,7 @@ def paged_attention_kernel(p, s, S, keys, H, splits, C: tl.constexpr):
             q = _turned(p, s, q_rows * C.ALIGN, real, t, C)
         else:
             q = load_queries(p.q, q_rows, C)
-        if p.cache.dtype.element_ty == tl.uint8:  # products of rotated vectors are the same
+        if C.QUANT != "" and C.QUANT != "fp8":  # products of rotated vectors are the same
             q = _rotated(q[0], q[1], p.q.dtype.element_ty == tl.float32, C)
         k_from = (head // C.SHARED).to(tl.int64) * s.row_head
         m, z, o1, o2 = empty_state(C)
@@ -156,7 +156,7 @@ def paged_attention_kernel(p, s, S, keys, H, splits, C: tl.constexpr):
             state = m, z, o1, o2
             m, z, o1, o2 = fold(state, q, of_keys, k_rows, n, end, limits, s, C, True, first_seen)
 
-        if p.cache.dtype.element_ty == tl.uint8:
+        if C.V_QUANT != "" and C.V_QUANT != "fp8":
             o1, o2 = _rotated(o1, o2, p.q.dtype.element_ty == tl.float32, C)
         out_row = t * H + h
         if C.SPLIT:
@@ -336,6 +336,8 @@ def plan_call(o: Operands) -> Call:
         "q_head": o.q.strides[2] if heads > 1 else 0,
     }
     v_from = rows * groups * row if o.cache.shape[0] > 1 else 0
+    if o.quant is not None:
+        v_from = v_from or value_offset(o.quant, width)
     of_cache = {"row_step": groups * row, "row_head": row, "v_from": v_from}
     # What all of them share, up to 16, tells the compiler how wide it may load (`load_columns`).
     if o.quant is None:
@@ -377,9 +379,9 @@ def plan_call(o: Operands) -> Call:
         "ROWS": tile.rows,
         "KEYS": tile.keys,
         "ALIGN": align,
+        **kv_rows.constants(o.quant, width),
+        "ROW_ALIGN": row_align,
     }
-    if o.quant is not None:
-        constants |= {**kv_rows.constants(o.quant, width), "ROW_ALIGN": row_align}
     blocks = tokens // (tile.rows // group) + sequences
     programs = blocks * (heads // group) * splits if tokens * heads else 0
     return Call(scalars, constants, programs, tile.warps, tile.stages)

@@ -36,7 +36,7 @@ from mtmd.kernels.gpu.triton_kernel import (
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.ops.gather import as_numbers
-from mtmd.kernels.quantization.kv_rows import BLOCK, quantize_rows
+from mtmd.kernels.quantization.kv_rows import BLOCK, cached_parts, quantize_cache, value_offset
 
 # Largest mean square error against the reference in fp32, relative to the result's: one rounding of
 # what is written, in 16 bits.
@@ -48,8 +48,8 @@ TILE = 1024  # values of a program
 
 @dataclass(frozen=True)
 class Operands:
-    """Operands of `kv_store` and `rope_store`: cache [2, S, G, K], or [1, S, G, K] of keys alone, k
-    and v [T, G, K] -> the cache
+    """Operands of `kv_store` and `rope_store`: cache [2, S, G, K], or [1, S, G, K] of keys alone or
+    of keys and values in one row, k and v [T, G, K] -> the cache
     """
 
     cache: Type
@@ -83,20 +83,20 @@ def kv_store_kernel(p, s, N, G, C: tl.constexpr):
         if C.NORM:
             scale = tl.rsqrt(squares(p.k, rows, there, c, C.K) / C.K + s.eps)
         result = turn(p.k, rows, there, c, p.table + t * (2 * C.R), p.norm, scale, C)
-        _write(p.cache, to, result, there, c, C)
+        _write(p.cache, to, result, there, c, C.QUANT, C)
     else:
         rows = t * s.v_step + g * s.v_head
         result = tl.load(p.v + rows[:, None] + c[None, :], mask=written, other=0).to(tl.float32)
         if C.V_NORM:
             result *= tl.rsqrt(squares(p.v, rows, there, c, C.K) / C.K + s.v_eps)[:, None]
-        _write(p.cache, s.v_from + to, result, there, c, C)
+        _write(p.cache, s.v_from + to, result, there, c, C.V_QUANT, C)
 
 
 @triton.jit
-def _write(cache, to, result, there, c, C: tl.constexpr):
+def _write(cache, to, result, there, c, QUANT: tl.constexpr, C: tl.constexpr):
     """Rows to their places of the cache, quantized or not."""
-    if C.QUANT != "":
-        write_rows(cache + to, result, there, C)
+    if QUANT != "":
+        write_rows(cache + to, result, there, QUANT, C)
     else:
         at = cache + to[:, None] + c[None, :]
         tl.store(at, result.to(cache.dtype.element_ty), mask=there[:, None] & (c < C.K)[None, :])
@@ -129,7 +129,7 @@ def rejects(o: Operands) -> str | None:
 def plan(o: Operands) -> Plan:
     tokens, groups, width = o.k.shape
     columns = power_of_two(max(width, BLOCK if o.quant else 1))
-    rows = max(1, TILE // columns)
+    rows, halves = max(1, TILE // columns), cached_parts(o.cache.shape[0], o.quant)
     call = Call(
         {
             "N": tokens * groups,
@@ -138,7 +138,7 @@ def plan(o: Operands) -> Plan:
             "k_head": o.k.strides[1],
             "v_step": o.v.strides[0],
             "v_head": o.v.strides[1],
-            "v_from": o.cache.count // 2,
+            "v_from": (o.quant and value_offset(o.quant, width)) or o.cache.count // 2,
             "eps": float(o.eps or 0),
             "v_eps": float(o.v_eps or 0),
         },
@@ -150,12 +150,12 @@ def plan(o: Operands) -> Plan:
             "NORM": o.eps is not None,
             "WEIGHT": o.norm is not None,
             "V_NORM": o.v_eps is not None,
-            "HALVES": o.cache.shape[0],
+            "HALVES": halves,
             "ROWS": rows,
             "COLUMNS": columns,
             **constants(o.quant, width),
         },
-        o.cache.shape[0] * -(-tokens * groups // rows) if width else 0,
+        halves * -(-tokens * groups // rows) if width else 0,
         4,
         1,
     )
@@ -186,7 +186,7 @@ def problem(
     """
     rows, size = 2 * tokens + 3, groups * width
     cache = torch.randn(halves, rows, groups, width, generator=rng)
-    cache = quantize_rows(cache, quant) if quant else cache.to(stored or dtype)
+    cache = quantize_cache(cache, quant) if quant else cache.to(stored or dtype)
     kind = {"quant": quant} if quant else {}
     both = torch.full((tokens, 2 * size + 8 * fused), torch.nan)
     both[:, : 2 * size] = torch.randn(tokens, 2 * size, generator=rng)
@@ -219,6 +219,8 @@ PLAIN = (
     problem(2, 1, 520),
     problem(3, 1, 576, dtype=_B, halves=1),
     problem(3, 1, 72, halves=1, quant="q8_0"),
+    problem(3, 2, 80, dtype=_B, fused=True, quant="q8_0/q4_0"),
+    problem(5, 1, 40, quant="q4_0/fp8"),
 )
 TURNED = (
     *(c.but(turned=max(2, c["width"] // 2)) for c in PLAIN),

@@ -12,6 +12,7 @@ import torch
 from mtmd.kernels import ops
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.plan.fusion.rewrite import Graph, Match, Rule
+from mtmd.kernels.quantization.kv_rows import cached_parts
 
 WIDE = 8  # rows of a weight: columns of a joint product begin where 16 bytes do, in 16-bit types
 
@@ -27,7 +28,7 @@ def paged_attention(graph: Graph) -> Iterator[Match]:
             continue
         cache, pages = k.inputs
         assert cache is not None and pages is not None
-        values = cache.shape[0] - 1
+        values = cached_parts(cache.shape[0], k.attrs.get("quant")) - 1
         if k.attrs["which"] != 0 or {**k.attrs, "which": values} != v.attrs:
             continue
         starts = pages.attrs.get("starts")

@@ -11,12 +11,18 @@ from checkpoints import nmse
 from mtmd.kernels import ops
 from mtmd.kernels.cpu import gather_pages, kv_store
 from mtmd.kernels.graph import Type
-from mtmd.kernels.quantization.kv_rows import ROW_TYPES, dequantize_rows
+from mtmd.kernels.quantization.kv_rows import (
+    CACHE_TYPES,
+    PAIRS,
+    ROW_TYPES,
+    cached_bytes,
+    dequantize_cache,
+)
 
 TIES = 1e-6  # codes between two whole numbers may be rounded to either
 
 
-@pytest.mark.parametrize("kind", ROW_TYPES)
+@pytest.mark.parametrize("kind", CACHE_TYPES)
 @pytest.mark.parametrize("size", [16, 20, 72, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_are_the_ops(kind: str, size: int, dtype: torch.dtype) -> None:
@@ -25,11 +31,12 @@ def test_rows_are_the_ops(kind: str, size: int, dtype: torch.dtype) -> None:
     k, v = both[:, 0], both[:, 1]  # with gaps between tokens
     k[3] = 0
     slots = torch.randperm(96, generator=draw)[:37]
-    expected = torch.zeros(2, 96, 3, ROW_TYPES[kind].row_bytes(size), dtype=torch.uint8)
+    halves = 1 if kind in PAIRS else 2
+    expected = torch.zeros(halves, 96, 3, cached_bytes(kind, size), dtype=torch.uint8)
     cache = expected.clone()
     ops.kv_store.reference(expected, k, v, slots, quant=kind)
     assert kv_store.kv_store(cache, k, v, slots, quant=kind) is cache
-    stored, numbers = (dequantize_rows(c, kind, size) for c in (cache, expected))
+    stored, numbers = (dequantize_cache(c, kind, size) for c in (cache, expected))
     assert nmse(stored, numbers) < TIES
     pages = torch.tensor([2, 0, 2])
     name = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]

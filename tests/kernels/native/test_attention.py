@@ -10,7 +10,7 @@ from calling import bits, call
 from mtmd.kernels import ops
 from mtmd.kernels.cpu.native.attention import ROOM, emit_attention, emit_combine, padded
 from mtmd.kernels.cpu.native.compile import compile_kernel
-from mtmd.kernels.quantization.kv_rows import quantize_rows
+from mtmd.kernels.quantization.kv_rows import quantize_cache, value_offset
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 CASES = [  # tokens, groups, heads of a group, K, V, keys, window, softcap, dtype, tile
@@ -32,6 +32,8 @@ QUANTIZED = [  # the type of the cache, then as above
     ("q4_0", (3, 1, 7, 20, 20, 200, 64, None, torch.bfloat16, 4)),
     ("fp8", (1, 2, 8, 128, 128, 300, None, None, torch.float32, 16)),
     ("fp8", (5, 4, 1, 72, 72, 64, None, None, torch.bfloat16, 4)),
+    ("q8_0/q4_0", (1, 3, 3, 64, 64, 130, None, None, torch.bfloat16, 16)),
+    ("q4_0/fp8", (3, 1, 5, 40, 40, 97, 17, None, torch.float32, 4)),
 ]
 
 
@@ -58,7 +60,7 @@ def test_attention(stored: str | None, case: tuple, splits: int, masked: bool = 
     bounds = torch.stack((first, last), 1).int()
     how = {}
     if stored:
-        cache = quantize_rows(cache, stored)
+        cache = quantize_cache(cache, stored)
         how = {"quant": stored, "head": size, "dtype": "fp32"}
     k, v = (ops.gather_pages.reference(cache, table, which=i, size=32, **how) for i in (0, 1))
     scale, mask = size**-0.5, None
@@ -73,7 +75,8 @@ def test_attention(stored: str | None, case: tuple, splits: int, masked: bool = 
         cache[:, end - 32 + keys % 32 : end] = torch.nan
     out = torch.full((tokens, groups * heads, value), torch.nan, dtype=dtype)
     parts = torch.full((tokens * groups * heads, splits, ROOM + padded(value)), torch.nan)
-    name, half = DTYPES[dtype], cache.stride(0) * cache.itemsize
+    name = DTYPES[dtype]
+    half = (stored and value_offset(stored, size)) or cache.stride(0) * cache.itemsize
     kernel = compile_kernel(
         emit_attention,
         (name, stored or name, name),

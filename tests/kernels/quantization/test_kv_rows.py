@@ -11,11 +11,16 @@ from gguf.quants import dequantize
 from mtmd.kernels.quantization.kv_rows import (
     ROW_TYPES,
     blocks_of,
+    cached_bytes,
+    cached_parts,
+    dequantize_cache,
     dequantize_rows,
+    quantize_cache,
     quantize_rows,
     rotate,
 )
 
+PAIRED = [(2, "q8_0"), (1, "q4_0"), (2, "q8_0/q4_0"), (2, "q4_0/fp8")]  # parts and types
 LIMITS = {"q8_0": 1e-4, "q4_0": 1e-2, "fp8": 1e-3}
 
 
@@ -32,13 +37,38 @@ def test_what_is_written_is_read(kind: str, size: int) -> None:
     assert nmse(dequantize_rows(rows, kind, size), x) < LIMITS[kind]
 
 
+@pytest.mark.parametrize(("parts", "quant"), PAIRED)
+def test_a_cache_of_one_type_or_of_two(parts: int, quant: str) -> None:
+    x, kinds = drawn(parts, 5, 3, 40), (quant.split("/") * 2)[:parts]
+    cache = quantize_cache(x, quant)
+    assert cache.shape == (1 if "/" in quant else parts, 5, 3, cached_bytes(quant, 40))
+    assert cached_parts(cache.shape[0], quant) == parts
+    expected = [
+        dequantize_rows(quantize_rows(part, kind), kind, 40)
+        for part, kind in zip(x, kinds, strict=True)
+    ]
+    assert torch.equal(dequantize_cache(cache, quant, 40), torch.stack(expected))
+
+
 @pytest.mark.parametrize("kind", ROW_TYPES)
 def test_one_large_value_does_not_spoil_its_block(kind: str) -> None:
+    """As in keys of Qwen2.5. In fp8 it is exact to a scale's rounding, and the others keep theirs."""
     x = drawn(100, 64)
     x[:, 7] = 40.0
-    error = (dequantize_rows(quantize_rows(x, kind), kind, 64) - x).square().mean()
-    plain = x.abs().amax() / ROW_TYPES[kind].largest  # a step, were the value on its own
-    assert kind == "fp8" or error < plain**2 / 12 / 4
+    error = dequantize_rows(quantize_rows(x, kind), kind, 64) - x
+    if kind == "fp8":
+        relative = error.abs() / x.abs()
+        assert relative[:, 7].max() < 2**-11 and relative[x.abs() > 0.01].max() < 2**-4
+    else:
+        plain = x.abs().amax() / ROW_TYPES[kind].largest  # a step, were the value on its own
+        assert error.square().mean() < plain**2 / 12 / 4
+
+
+def test_a_scale_that_was_rounded_down_makes_no_fp8_without_a_number() -> None:
+    """A value of 466 times the scale would be the code after the largest, which is none."""
+    x = torch.full((1, 32), 448 * 1.4 * 2.0**-24)
+    result = dequantize_rows(quantize_rows(x, "fp8"), "fp8", 32)
+    assert torch.equal(result, torch.full_like(x, 448 * 2.0**-24))
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])

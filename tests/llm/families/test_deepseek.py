@@ -174,6 +174,8 @@ def test_little_is_cached() -> None:
     (state,) = read("kimi_k2").layers[0]
     kind = state.type(2, 1, torch.bfloat16, KVType.of("auto", torch.bfloat16))
     assert kind.bytes == PAGE * 1152
+    alone, pair = (state.type(2, 1, torch.bfloat16, KVType(name)) for name in ("q8_0", "q8_0/q4_0"))
+    assert alone == pair and alone.bytes == PAGE * (576 + 2 * 18), "keys are the values"
 
 
 def test_an_old_gguf_has_keys_and_values_in_one_matrix() -> None:
