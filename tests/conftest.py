@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
+import blocks
 import cpu_seconds
 import pytest
 import requested_device as devices
@@ -41,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(blocks)
     config.stash[DEVICE] = devices.configure(config.getoption("device"))
     if config.getoption("cpu_seconds"):
         config.pluginmanager.register(cpu_seconds.CpuSeconds())
@@ -70,16 +72,6 @@ def requested_device(pytestconfig: pytest.Config) -> devices.RequestedDevice:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
-
-
-@pytest.hookimpl(trylast=True)  # after the fixtures of its file have ended
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Nor is what a file leaves behind garbage of the next one: without this every full collection
-    takes a second in the end, and tests of memory make hundreds of them.
-    """
-    if nextitem is None or nextitem.path != item.path:
-        gc.collect()
-        gc.freeze()
 
 
 atexit.register(gc.unfreeze)  # what is imported is freed at the end, as some libraries check

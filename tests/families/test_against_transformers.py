@@ -12,6 +12,7 @@ import jinja2
 import numpy as np
 import pytest
 import torch
+from blocks import once
 from common import Oracle, picture
 from requested_device import RequestedDevice
 from table import CASES, ROWS
@@ -170,14 +171,11 @@ PACKED = {
     "qwen3_5",
     "qwen3_vl",
 }
-SUBJECTS: dict[tuple[str, str], Subject] = {}
 
 
 @pytest.fixture
 def subject(build: Build, row: str, variant: str) -> Subject:
-    if (row, variant) not in SUBJECTS:
-        SUBJECTS[row, variant] = Subject(build(row, variant), row)
-    return SUBJECTS[row, variant]
+    return once((Subject, row, variant), lambda: Subject(build(row, variant), row))
 
 
 def nmse(result: torch.Tensor, expected: torch.Tensor) -> float:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from audio_cases import CASES as TRANSFORMERS
 from audio_cases import AudioOracle
+from blocks import once
 from gguf_files import decoder, glma_projector
 from lfm2_audio import lfm2_audio
 from sounds import tones
@@ -69,15 +70,13 @@ class Subject:
         return [{"role": "user", "content": [*shown, {"type": "text", "text": "What is here?"}]}]
 
 
-SUBJECTS: dict[str, Subject] = {}
-
-
 @pytest.fixture(params=CASES)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    name = request.param
-    if name not in SUBJECTS:
-        SUBJECTS[name] = Subject(name, CASES[name](tmp_path_factory.mktemp(name)))
-    return SUBJECTS[name]
+    return subject_of(request.param, tmp_path_factory)
+
+
+def subject_of(name: str, folders: pytest.TempPathFactory) -> Subject:
+    return once(name, lambda: Subject(name, CASES[name](folders.mktemp(name))))
 
 
 @pytest.mark.parametrize("case", SECONDS)
@@ -215,9 +214,7 @@ def test_an_adapter_of_the_encoder_is_merged(
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("qwen3_asr")])
 def test_an_answer_that_is_begun(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Also by a template that shows no answers."""
-    if name not in SUBJECTS:
-        SUBJECTS[name] = Subject(name, CASES[name](tmp_path_factory.mktemp(name)))
-    subject = SUBJECTS[name]
+    subject = subject_of(name, tmp_path_factory)
     samples = tones(0.5, subject.rate)
     result = subject.model.transcribe(
         (samples, subject.rate), language="de", hint="Ada", max_tokens=2, ignore_eos=True

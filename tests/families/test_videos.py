@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from blocks import once
 from common import Oracle, picture
 from gguf_files import decoder, glm4v_projector
 from test_against_transformers import decode, nmse
@@ -104,15 +105,9 @@ class Subject:
         )
 
 
-SUBJECTS: dict[str, Subject] = {}
-
-
 @pytest.fixture(params=CASES)
 def subject(build: Build, request: pytest.FixtureRequest) -> Subject:
-    case = CASES[request.param]
-    if case.name not in SUBJECTS:
-        SUBJECTS[case.name] = Subject(build(case.row, case.variant), case)
-    return SUBJECTS[case.name]
+    return one_case(build, request.param)
 
 
 def test_pixels_are_exact(subject: Subject) -> None:
@@ -172,9 +167,7 @@ def one_case(
     build: Build, name: str = "qwen2_vl: qwen2.5-vl, windows of 2x2 merged patches"
 ) -> Any:
     case = CASES[name]
-    if name not in SUBJECTS:
-        SUBJECTS[name] = Subject(build(case.row, case.variant), case)
-    return SUBJECTS[name]
+    return once(name, lambda: Subject(build(case.row, case.variant), case))
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.mixed])
