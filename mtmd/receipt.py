@@ -4,7 +4,7 @@ took.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from mtmd.base.text import mib, plural
@@ -177,7 +177,8 @@ class Receipt:
     audio_tokens: int = 0
 
     def asdict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return it as `dataclasses.asdict` does, which copies every number for itself."""
+        return {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
 
     @property
     def sampling_text(self) -> str:
@@ -257,3 +258,12 @@ class Receipt:
 
 def _size(size: tuple[int, int]) -> str:
     return f"{size[0]} x {size[1]}"
+
+
+def _plain(value: Any) -> Any:
+    """Return a field's value with mappings and tuples of their own, and records as mappings."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value

@@ -109,14 +109,14 @@ def name_of(field: str, declared: Option) -> str:
 
 
 def check_options(record: Any) -> None:
-    """Check every option of a frozen dataclass, and store what the checks return. None passes where
-    it is the default. Raises OptionError for the first that is wrong.
+    """Check every option of a frozen dataclass that is not its default, and store what the checks
+    return. Raises OptionError for the first that is wrong.
     """
     kind: type = type(record)
     defaults = defaults_of(kind)
     for field, declared in options_of(kind).items():
         value = getattr(record, field)
-        if value is not None or defaults[field] is not None:
+        if value is not defaults[field]:
             value = declared.kind.check(name_of(field, declared), value)
             object.__setattr__(record, field, value)
 

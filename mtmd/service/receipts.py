@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from mtmd.base.options import defaults_of
 from mtmd.base.text import plural
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.ahead.compilations import Compilations, compilations
@@ -112,11 +113,11 @@ def _sampling(settings: AnswerOptions) -> dict[str, SamplingReceipt]:
     penalties = ("repetition_penalty", "frequency_penalty", "presence_penalty")
     repeated = ("no_repeat_ngram", "no_repeat_window")
     names = (*(DRAWING if settings.temperature else ("temperature",)), *penalties, *repeated)
-    usual, own = Sampling(), applied.settings.defaults(applied.way)
+    usual, own = defaults_of(Sampling), applied.settings.defaults(applied.way)
     result = {}
     for name in names:
         value = getattr(settings, name)
-        is_usual = value == getattr(usual, name)
+        is_usual = value == usual[name]
         if name in applied.names:
             result[name] = SamplingReceipt(value, applied.settings.source)
         elif name in applied.preset:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from PIL import Image
 
 from mtmd.loading import load
 from mtmd.model import Model
-from mtmd.receipt import ImageReceipt, Receipt
+from mtmd.receipt import ImageReceipt, Receipt, SamplingReceipt
 
 IMAGE = ImageReceipt((640, 480), (96, 96), 1, 9, "ab" * 32, False, ())
 
@@ -47,6 +47,12 @@ def receipt(**changed: Any) -> Receipt:
         "warnings": (),
     }
     return Receipt(**(values | changed))
+
+
+def test_as_a_mapping_it_is_a_copy_of_every_record() -> None:
+    one = receipt(sampling={"top_p": SamplingReceipt(0.9, "request")}, adapters={"a": 0.5})
+    assert one.asdict() == asdict(one)
+    assert one.asdict()["adapters"] is not one.adapters
 
 
 def test_text() -> None:

@@ -51,6 +51,15 @@ def test_files_made_of_options_are_current() -> None:
     assert option_tables.REFERENCE_FILE.read_text() == option_tables.reference(), "run the tool"
 
 
+@pytest.mark.parametrize(("record", "name", "one"), OPTIONS)
+def test_a_default_is_what_its_check_returns(record: type, name: str, one: Option) -> None:
+    """So that records of options are made without checking what nobody has chosen."""
+    value = defaults_of(record)[name]
+    if value is not None:
+        checked = one.kind.check(name, value)
+        assert (type(checked), checked) == (type(value), value)
+
+
 def test_no_option_is_declared_twice() -> None:
     declared = {flag(name, one) for r in RECORDS for name, one in options_of(r).items()}
     own = list(arguments())
