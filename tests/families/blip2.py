@@ -11,6 +11,7 @@ import jinja2
 import numpy as np
 import torch
 from common import Messages, Oracle, Row, build_processor, randomize, save, tokenizer, write
+from tokenizers import Tokenizer
 
 SPECIAL = ("<pad>", "</s>", "<image>")
 NAMES = {"bos_token": "</s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "</s>"}
@@ -102,13 +103,31 @@ class Alone(Oracle):
         return [int(i) for i in result[inputs["input_ids"].shape[1] :]]
 
 
-def square(folder: Path, side: int) -> None:
-    """Settings of the image processor."""
+def text_config(tokens: Tokenizer, text: dict[str, Any]) -> dict[str, Any]:
+    """Sizes of the decoder, with the ids of the tokenizer."""
+    end = tokens.token_to_id("</s>")
+    return {
+        "vocab_size": tokens.get_vocab_size(),
+        "pad_token_id": tokens.token_to_id("<pad>"),
+        "bos_token_id": end,
+        "eos_token_id": end,
+        **text,
+    }
+
+
+def save_bare(folder: Path, model: Any, tokens: Tokenizer, side: int, queries: int) -> Any:
+    """Write the checkpoint without a chat template, for pictures of `side` pixels; return the model
+    in fp32.
+    """
+    result = save(folder, model, tokens, "", NAMES, eos="</s>")
+    result.language_model.generation_config.eos_token_id = None
     settings = {
         "image_processor_type": "BlipImageProcessor",
         "size": {"height": side, "width": side},
     }
     write(folder, "preprocessor_config.json", IMAGE | settings)
+    write(folder, "processor_config.json", {"num_query_tokens": queries})
+    return result
 
 
 def blip2(
@@ -124,25 +143,15 @@ def blip2(
     from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 
     tokens, tower = tokenizer(SPECIAL, bos="</s>"), VISION | (vision or {})
-    end = tokens.token_to_id("</s>")
     config = Blip2Config(
         vision_config=tower,
         qformer_config=QFORMER | (qformer or {}),
-        text_config={
-            "vocab_size": tokens.get_vocab_size(),
-            "pad_token_id": tokens.token_to_id("<pad>"),
-            "bos_token_id": end,
-            "eos_token_id": end,
-            **(TEXT | (text or {})),
-        },
+        text_config=text_config(tokens, TEXT | (text or {})),
         num_query_tokens=queries,
         image_token_index=tokens.token_to_id("<image>"),
     )
     model = randomize(Blip2ForConditionalGeneration(config), seed, **TABLES)
-    model = save(folder, model, tokens, "", NAMES, eos="</s>")
-    model.language_model.generation_config.eos_token_id = None
-    square(folder, tower["image_size"])
-    write(folder, "processor_config.json", {"num_query_tokens": queries})
+    model = save_bare(folder, model, tokens, tower["image_size"], queries)
     images = BlipImageProcessorPil.from_pretrained(folder)
     processor = build_processor(Blip2Processor, folder, images, num_query_tokens=queries)
     (folder / "chat_template.jinja").unlink()

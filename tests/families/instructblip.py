@@ -10,8 +10,8 @@ from typing import Any
 import jinja2
 import numpy as np
 import torch
-from blip2 import NAMES, QFORMER, SPECIAL, TABLES, VISION, Alone, square
-from common import Messages, Row, load_tokenizer, randomize, save, tokenizer, write
+from blip2 import QFORMER, SPECIAL, TABLES, VISION, Alone, save_bare, text_config
+from common import Messages, Row, load_tokenizer, randomize, tokenizer, write
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -111,28 +111,18 @@ def instructblip(
     special = (*SPECIAL[:-1], f"<{what}>")
     tokens, read, tower = tokenizer(special, bos="</s>"), words(), VISION | (vision or {})
     image = tokens.token_to_id(f"<{what}>")
-    end = tokens.token_to_id("</s>")
     config = getattr(transformers, f"{kind}Config")(
         vision_config=tower,
         qformer_config=QFORMER
         | {"vocab_size": read.get_vocab_size(), "max_position_embeddings": 40}
         | (qformer or {}),
-        text_config={
-            "vocab_size": tokens.get_vocab_size(),
-            "pad_token_id": tokens.token_to_id("<pad>"),
-            "bos_token_id": end,
-            "eos_token_id": end,
-            **(TEXT | (text or {})),
-        },
+        text_config=text_config(tokens, TEXT | (text or {})),
         num_query_tokens=queries,
         **{f"{what}_token_index": image},
     )
     model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
     model = randomize(model, seed, **RANGES)
-    model = save(folder, model, tokens, "", NAMES, eos="</s>")
-    model.language_model.generation_config.eos_token_id = None
-    square(folder, tower["image_size"])
-    write(folder, "processor_config.json", {"num_query_tokens": queries})
+    model = save_bare(folder, model, tokens, tower["image_size"], queries)
     (folder / "chat_template.jinja").unlink()
     inner = folder / "qformer_tokenizer"
     inner.mkdir()

@@ -57,8 +57,12 @@ def mtmd(capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
             code = left.code
         return Ran(code, *capsys.readouterr())
 
-    yield run
-    gc.unfreeze()  # a command has a process of its own else, and models that end with it
+    # A command has a process of its own else, and models that end with it.
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name in ("freeze", "unfreeze"):
+            monkeypatch.setattr(gc, name, lambda: None)
+        yield run
+    gc.collect()
     ask_threads(None)
     torch.set_num_threads(threads)
 
