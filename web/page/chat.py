@@ -26,6 +26,7 @@ from mtmd.web.page.answers import Answer, Answers
 from mtmd.web.page.branch_turns import branch_turns, checked_pixels, text_turn
 from mtmd.web.page.once_loaded import OnceLoaded
 from mtmd.web.page.pictures import PictureCache
+from mtmd.web.page.requests import NewAnswer
 from mtmd.web.served_model import ServedModel
 from mtmd.web.settings import ServerSettings
 from mtmd.web.store.conversation import COMPLETE, RUNNING, Message, StoredImage, branch, title_from
@@ -108,26 +109,17 @@ class Chat:
         return message
 
     def start_answer(
-        self,
-        conversation: str,
-        parent: str,
-        system: str,
-        options: dict[str, Any],
-        keep_slot: Callable[[], Callable[[], None]],
-        *,
-        model: str | None = None,
-        continues: str | None = None,
-        since: str | None = None,
-        side: int | None = None,
-        no_sound: bool | None = None,
+        self, conversation: str, new: NewAnswer, keep_slot: Callable[[], Callable[[], None]]
     ) -> Message:
-        """An answer to the branch that ends in `parent`; it begins with the text of the answer
-        `continues`. Of the branch the model sees what stands from `since` on. Raises ApiError where
-        one is being written, and what `Service.submit` raises; where the model has to be loaded
-        first, that is the end of an answer which can be stopped meanwhile. `keep_slot` is called
-        once there is one; what that returns, and the pixels of its pictures, are let go at its end.
-        `side`: the place of one of several that are written beside each other.
+        """An answer to the branch that ends in `new.parent`. Of the branch the model sees what
+        stands from `new.options.since` on. Raises ApiError where one is being written, and what
+        `Service.submit` raises; where the model has to be loaded first, that is the end of an
+        answer which can be stopped meanwhile. `keep_slot` is called once there is one; what that
+        returns, and the pixels of its pictures, are let go at its end.
         """
+        parent, side = new.parent, new.side
+        model, system, since = new.options.model, new.options.system, new.options.since
+        options, no_sound = new.options.chosen(), new.options.no_sound
         known = self._with(conversation, parent)
         row = parent if (known[parent].options or {}).get("table") else ""
         if side is not None:
@@ -137,7 +129,7 @@ class Chat:
             claim = self.models.claim(model)
             resources.callback(claim.give_back)
             pixels = resources.enter_context(ExitStack())
-            begun = _text_to_continue(known, parent, continues)
+            begun = _text_to_continue(known, parent, new.continues)
 
             def begin(served: ServedModel) -> Ticket:
                 path = _seen(branch(self._with(conversation, parent), parent), since)

@@ -256,22 +256,7 @@ def _message_routes(routes: Blueprint, chat: Chat) -> None:
         _conversation(chat, id_)
         new = json_body(NewAnswer)
         _check_message(chat, id_, new.parent, "user")
-        return jsonify(
-            asdict(
-                chat.start_answer(
-                    id_,
-                    new.parent,
-                    new.options.system,
-                    new.options.chosen(),
-                    keep_slot,
-                    model=new.options.model,
-                    continues=new.continues,
-                    side=new.side,
-                    since=new.options.since,
-                    no_sound=new.options.no_sound,
-                )
-            )
-        )
+        return jsonify(asdict(chat.start_answer(id_, new, keep_slot)))
 
     @routes.post("/api/count")
     @takes(Body.SMALL_JSON, Work.ANSWER)
