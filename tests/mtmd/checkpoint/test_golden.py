@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import jinja2
 import numpy as np
 import pytest
 import torch
+from blocks import once
 from checkpoints import nmse
 from transformers import AutoTokenizer
 
@@ -119,11 +119,14 @@ def answer(model: Model, family: str) -> tuple[list[int], list[int]]:
     return list(last.answer.prompt_token_ids), list(last.answer.output_token_ids)
 
 
-@lru_cache
 def gguf(path: str) -> Model:
     """A golden GGUF with its folder's tokenizer: its own names a pre-tokenizer that these nonsense
     vocabularies were not made with.
     """
+    return once(path, lambda: opened_gguf(path))
+
+
+def opened_gguf(path: str) -> Model:
     tokenizer = folder(path.partition("/")[0]).checkpoint.tokenizer
     checkpoint = replace(open_checkpoint(path_of(path)), tokenizer=tokenizer)
     settings = NOT_IN_GGUF.get(path.partition("/")[0], {})
@@ -143,14 +146,15 @@ def gguf(path: str) -> Model:
     return Model(checkpoint, LoadOptions(dtype="fp32", **limits))
 
 
-@lru_cache
 def logits(model: Model, family: str) -> torch.Tensor:
-    return model.runner.prefill(model.spans(messages(family)), model.runner.new_cache())
+    def read() -> torch.Tensor:
+        return model.runner.prefill(model.spans(messages(family)), model.runner.new_cache())
+
+    return once(("logits", model), read)
 
 
-@lru_cache
 def folder(family: str) -> Model:
-    return load(HOME[family] / "hf", dtype="fp32")
+    return once(("folder", family), lambda: load(HOME[family] / "hf", dtype="fp32"))
 
 
 @pytest.mark.parametrize("family", FOLDERS)
@@ -231,10 +235,9 @@ CONVERSATIONS = {
 FRAMES = {"paligemma": "<bos>{}\n"}
 
 
-@lru_cache
 def tokenizer_of(family: str) -> Any:
     """The tokenizer of transformers."""
-    return AutoTokenizer.from_pretrained(HOME[family] / "hf")
+    return once(("tokenizer", family), lambda: AutoTokenizer.from_pretrained(HOME[family] / "hf"))
 
 
 @pytest.mark.parametrize("case", CONVERSATIONS)
