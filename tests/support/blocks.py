@@ -5,6 +5,7 @@ after the last of them. A block is a file, unless `group` has made another of it
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Generator, Hashable
 from typing import Any, TypeVar
 
@@ -45,14 +46,16 @@ def pytest_runtest_protocol(
     What is left is no garbage of the next block: without this every full collection takes a second
     in the end, and tests of memory make hundreds of them.
 
-    Python looks through old objects once a quarter as many have become old as the last full
-    collection left: after one that left two million, dropped models would stay by the dozen. The
-    second one leaves none.
+    A device's thread holds its model for two seconds after the last request, and a model has
+    reference cycles: frozen meanwhile, it would stay for good. And Python looks through old objects
+    once a quarter as many have become old as the last full collection left: after one that left two
+    million, dropped models would stay by the dozen. The second one leaves none.
     """
     result = yield
     if nextitem is None or _block(nextitem) != _block(item):
         _shared.clear()
         gc.collect()
-        gc.freeze()
-        gc.collect()
+        if all(thread.name != "mtmd device" for thread in threading.enumerate()):
+            gc.freeze()
+            gc.collect()
     return result
