@@ -121,13 +121,18 @@ def save_bare(folder: Path, model: Any, tokens: Tokenizer, side: int, queries: i
     """
     result = save(folder, model, tokens, "", NAMES, eos="</s>")
     result.language_model.generation_config.eos_token_id = None
+    square(folder, side)
+    write(folder, "processor_config.json", {"num_query_tokens": queries})
+    return result
+
+
+def square(folder: Path, side: int) -> None:
+    """Settings of the image processor."""
     settings = {
         "image_processor_type": "BlipImageProcessor",
         "size": {"height": side, "width": side},
     }
     write(folder, "preprocessor_config.json", IMAGE | settings)
-    write(folder, "processor_config.json", {"num_query_tokens": queries})
-    return result
 
 
 def blip2(
