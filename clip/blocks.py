@@ -315,11 +315,16 @@ def position_sines(rows: int, columns: int, width: int) -> torch.Tensor:
     return torch.cat(both, 2).view(rows * columns, width)
 
 
-def learned_queries(name: str, batch: int, w: Weights, times: int = 1) -> Node:
-    """The rows of a table [N, D], once for each tile, or so many times          -> [B, N, D]"""
+def learned_queries(
+    name: str, batch: int, w: Weights, times: int = 1, first: int | None = None
+) -> Node:
+    """The rows of a table [N, D], or the `first` ones, once for each tile, or so many times
+    -> [B, N, D]
+    """
     table = w.tensor(name)
-    count, width = table.shape[0] * times, table.shape[1]
-    at = torch.arange(table.shape[0]).repeat(batch * times)
+    rows_each = table.shape[0] if first is None else first
+    count, width = rows_each * times, table.shape[1]
+    at = torch.arange(rows_each).repeat(batch * times)
     rows = graph_input("inp.queries", tuple(at.shape), at.dtype, lambda _: at)
     return ops.reshape(
         ops.take_rows(table, rows, name=f"{name}.rows"),

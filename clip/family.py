@@ -123,6 +123,9 @@ FAMILIES = (
     ),
     Entry("mtmd.clip.families.hunyuan_vl", ("hunyuan_vl",), ("hunyuanvl",), ("hunyuan_vl",)),
     Entry("mtmd.clip.families.paddleocr_vl", ("paddleocr_vl",), ("paddleocr",), ("paddleocr_vl",)),
+    Entry("mtmd.clip.families.aria", ("aria",)),
+    Entry("mtmd.clip.families.video_llama3", ("video_llama_3",)),
+    Entry("mtmd.clip.families.ernie4_5_vl", ("ernie4_5_vl_moe",), ties=("ernie4_5_vl_moe",)),
 )
 
 

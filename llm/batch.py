@@ -157,6 +157,13 @@ class Batch:
         assert self.image_at is not None
         return self.image_at
 
+    def of_pictures(self, marks: tuple[int, ...]) -> np.ndarray:
+        """bool [T]: tokens of pictures and, in a prompt, those whose ids are `marks`."""
+        result: np.ndarray = np.isin(self.tokens, marks) & (self.own < self.prompt_end)
+        if self.image_at is not None:
+            result[self.image_at] = True
+        return result
+
     def bounds(
         self, window: int | None, blocks: bool, whole: bool = False, chunked: bool = False
     ) -> np.ndarray:

@@ -272,12 +272,14 @@ def moe_ffn(
     *,
     router_input: Node | None = None,
     shares: Node | None = None,
+    reads: Node | None = None,
     act: str = "silu",
 ) -> Node:
     """Experts, some for each token, and the one that reads every token, where there is one
 
     [T, D] -> [T, D]; arXiv:2401.06066 for the shared expert. The router reads `router_input` [T, D]
-    where it is not what the experts read; `shares` [E] and `act` are the op's.
+    where it is not what the experts read; `shares` [E], `reads` [T] and `act` are the op's. The
+    shared one reads every token all the same.
     """
     own = {"gate": "gate" if experts.gated else "up", "up": "up", "down": "down"}
     quants = {
@@ -288,13 +290,14 @@ def moe_ffn(
     router = w.linear(x if router_input is None else router_input, f"{at}.ffn_gate_inp")
     stored = {name: w.tensor(f"{at}.ffn_{name}_exps.weight") for name in own.values()}
     tables = [stored[name] for name in own.values()]
-    more = (w.tensor(f"{at}.exp_probs_b.bias", torch.float32),) if experts.biased else ()
+    bias = w.tensor(f"{at}.exp_probs_b.bias", torch.float32) if experts.biased else None
     y = ops.moe(
         x,
         router,
         *tables,
         shares,
-        *more,
+        *(() if bias is None and reads is None else (bias,)),
+        *(() if reads is None else (reads,)),
         routing=experts.routing,
         act=act if experts.gated else "relu",
         **quants,

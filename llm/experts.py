@@ -147,8 +147,13 @@ def expert_parameters(
         )
     }
     if experts.biased:
-        parameters[f"{at}.exp_probs_b.bias"] = Parameter(
-            (e,), tuple(f"{source}{names.bias}" for source in sources)
+        name, row = f"{at}.exp_probs_b.bias", (1, e)  # some have a row of it
+        biases = tuple(f"{source}{names.bias}" for source in sources)
+        parameters[name] = Parameter(
+            (e,),
+            biases,
+            others=tuple(Stored((bias,), row, _only_row) for bias in biases),
+            gguf=(Stored((name,), (e,)), Stored((name,), row, _only_row)),
         )
     tables = [
         ("gate", names.parts[0], (f, width), names.fused[0], 2, 0),
@@ -208,6 +213,10 @@ def _shared_parameters(
             gguf=(Stored((gate,), (1, width)), Stored((gate,), (width,), _one_row)),
         )
     return parameters
+
+
+def _only_row(matrix: Tensor) -> Tensor:
+    return matrix[0]
 
 
 def _one_row(vector: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ FAMILIES = (
     Entry("mtmd.llm.families.llama4", ("llama4_text",), ("llama4",)),
     Entry(
         "mtmd.llm.families.deepseek_ocr",
-        ("deepseek_vl_v2_text", "deepseek_ocr2_text", "unlimited_ocr_text"),
+        ("deepseek_vl_v2_text", "deepseek_ocr2_text", "unlimited_ocr_text", "aria_text"),
         ("deepseek2-ocr",),
     ),
     Entry(
@@ -133,6 +133,11 @@ FAMILIES = (
     Entry(
         "mtmd.llm.families.opt",
         ("opt", "blip-2_text", "instructblip_text", "instructblipvideo_text"),
+    ),
+    Entry(
+        "mtmd.llm.families.ernie4_5",
+        ("ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe_text"),
+        ("ernie4_5", "ernie4_5-moe"),
     ),
     Entry("mtmd.llm.families.exaone4", ("exaone4", "exaone4_5_text"), ("exaone4",)),
     Entry("mtmd.llm.families.cohere2", ("cohere2", "cohere_compass_text"), ("cohere2",)),

@@ -139,6 +139,18 @@ class TextInputs:
             ),
         )
 
+    def of_pictures(self, marks: tuple[int, ...], *, others: bool = False) -> Node:
+        """int32 [T]: 1 for the tokens of pictures and, in a prompt, for those around them, whose
+        ids are `marks`; else 0. `others`: the other way round.
+        """
+
+        def fill(batch: Batch) -> np.ndarray:
+            result: np.ndarray = (batch.of_pictures(marks) != others).astype(np.int32)
+            return result
+
+        name = f"inp.of_{'others' if others else 'pictures'}"
+        return self._input(name, (self.tokens,), torch.int32, fill)
+
     def requested_rows(self) -> Node:
         return self._input(
             "inp.wanted", (self.batch.requested,), torch.int64, lambda b: b.requested

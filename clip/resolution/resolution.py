@@ -34,6 +34,7 @@ class ImagePlan:
     `order`: which of the tiles' tokens, counted through all
     tiles, the image tokens are, -1 being the family's separator; None for all, as they come.
     `weights`, fp32 [T, N]: each image token is a mixture of N such tokens, `order` [T, N].
+    `runs`: image tokens of each frame of a group, where they differ.
     `notes` say for the receipt what was done to the picture that its owner may not expect.
     `shrunk_from`: the tokens it would take if there were more memory, None where there is enough.
     `normalize`: how tiles that are bytes become numbers; they are what was cut, not normalised yet.
@@ -52,6 +53,7 @@ class ImagePlan:
     normalize: Normalize | None = None
     resized_there: bool = False
     located: bool = False
+    runs: tuple[int, ...] = ()
 
     def numbers(self) -> list[np.ndarray]:
         """The tiles as an encoder reads them, fp32."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -101,6 +101,19 @@ class VideoFamily(Protocol):
         behind the first group's, whose rows and columns all share; positions are these rounded
         down. None where groups are laid out one after another, as pictures are.
         """
+
+
+@runtime_checkable
+class ThinsFrames(Protocol):
+    """A way of reading videos that leaves out tokens of frames by what was in those before."""
+
+    def thinned(
+        self, frames: Sequence[Pixels], before: Pixels | None, shape: ClipShape
+    ) -> ImagePlan:
+        """Return what `VideoFamily.group` does, of frames that follow a frame `before`."""
+
+    def prompt_of(self, video: Video, plans: Sequence[ImagePlan]) -> str:
+        """Return the text of `VideoFamily.prompt` without the tokens that groups leave out."""
 
 
 class Write(Protocol):

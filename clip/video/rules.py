@@ -75,6 +75,23 @@ class WholeGroups:
 
 
 @dataclass(frozen=True)
+class AllWithin:
+    """Frames at a rate, or without one all, between `minimum` and `maximum` of them, spread over
+    the clip (transformers' Ernie4_5_VLMoeVideoProcessor).
+    """
+
+    fps: float | None
+    minimum: int
+    maximum: int
+
+    def __call__(self, clip: VideoFacts, fps: float | None, maximum: int | None) -> Sequence[int]:
+        total, rate = clip.frames, self.fps if fps is None else fps
+        wished = total if rate is None else total / clip.fps * rate
+        limit = self.maximum if maximum is None else maximum
+        return _steps(0, total, min(max(wished, self.minimum), limit, total))
+
+
+@dataclass(frozen=True)
 class FirstToLast:
     """Frames at a rate, between `minimum` and `maximum` frames, the first and the last among them
     (transformers' Qwen3VLVideoProcessor).
@@ -287,7 +304,7 @@ class Beginnings:
         return [i * total // count for i in range(count)]
 
 
-def _steps(start: float, total: int, count: int) -> list[int]:
+def _steps(start: float, total: int, count: float) -> list[int]:
     """Return steps from `start` below `total`, by the `count`th part of it: in fp32, as the
     references do it.
     """

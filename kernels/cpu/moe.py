@@ -23,6 +23,7 @@ def moe(
     down: Tensor,
     shares: Tensor | None = None,
     bias: Tensor | None = None,
+    reads: Tensor | None = None,
     *,
     routing: Routing,
     act: str = "silu",
@@ -32,9 +33,10 @@ def moe(
 ) -> Tensor:
     """The `moe` op
 
-    x [T, D], router [T, E], gate and up [E, F, D], down [E, D, F], shares and bias [E] -> [T, D]
+    x [T, D], router [T, E], gate and up [E, F, D], down [E, D, F], shares and bias [E], reads [T]
+    -> [T, D]
     """
-    weights, chosen = route(router, routing, shares, bias)
+    weights, chosen = route(router, routing, shares, bias, reads)
     experts, order = chosen.flatten().sort(stable=True)  # all choices, by expert
     tokens, factors = order // routing.top_k, weights.flatten()[order, None]
     total = x.new_zeros(x.shape, dtype=torch.float32)
@@ -43,6 +45,9 @@ def moe(
         *(part.tolist() for part in experts.unique_consecutive(return_counts=True)), strict=True
     ):
         part = slice(start, start + count)
+        start += count
+        if e < 0:  # tokens that nobody reads
+            continue
         rows = x if len(x) == 1 else x[tokens[part]]
         if routing.on_input:
             rows = (rows * factors[part]).to(x.dtype)
@@ -51,7 +56,6 @@ def moe(
         )
         y = _product(gated, down[e], down_quant)
         total.index_add_(0, tokens[part], y.float() if routing.on_input else y * factors[part])
-        start += count
     return total.to(x.dtype)
 
 
@@ -63,6 +67,7 @@ def workspace(
     down: Type,
     shares: Type | None = None,  # noqa: ARG001
     bias: Type | None = None,
+    reads: Type | None = None,  # noqa: ARG001
     *,
     routing: Routing,
     act: str = "silu",  # noqa: ARG001

@@ -76,6 +76,7 @@ def _shape(
     down: Type,
     shares: Type | None = None,
     bias: Type | None = None,
+    reads: Type | None = None,
     *,
     routing: Routing,
     act: str = "silu",
@@ -90,6 +91,10 @@ def _shape(
             one is None or (one.shape == router.shape[1:] and one.dtype == torch.float32),
             f"{what} {one} of router {router}",
         )
+    need(
+        reads is None or (reads.shape == x.shape[:1] and reads.dtype == torch.int32),
+        f"reads {reads} of x {x}",
+    )
     need(
         len(x.shape) == len(router.shape) == 2 and x.shape[0] == router.shape[0],
         f"x {list(x.shape)}, router {list(router.shape)}",
@@ -126,7 +131,7 @@ def _flops(node: Node) -> int:
 
 def _traffic(node: Node) -> int:
     """The tokens, the ratings, the result, and the experts in use: as many as an even router would
-    choose, which is top_k for one token.
+    choose, which is top_k for one token; with `reads`, if every token is read.
     """
     x, router, *given = list(node.operands)[:5]
     tables = list(dict.fromkeys(given))  # gate and up may be one
@@ -151,7 +156,8 @@ def _workspace(node: Node) -> int:
         2 * ffn * width * (4 + item) if any(t.dtype == torch.uint8 for t in node.operands) else 0
     )
     chosen = tokens * _top_k(node)
-    rated = 24 if node.attrs["routing"].groups > 1 or len(node.inputs) > 6 else 12
+    biased = len(node.inputs) > 6 and node.inputs[6] is not None
+    rated = 24 if node.attrs["routing"].groups > 1 or biased else 12
     return (
         4 * x.type.count
         + rated * router.type.count
@@ -170,6 +176,7 @@ def moe(
     down: Tensor,
     shares: Tensor | None = None,
     bias: Tensor | None = None,
+    reads: Tensor | None = None,
     *,
     routing: Routing,
     act: str = "silu",
@@ -181,15 +188,15 @@ def moe(
     token with weights p; with its `on_input` down_e (act(gate_e x p_e s_e) * up_e x p_e s_e)
 
     x [T, D], router [T, E] (logits), gate and up [E, F, D], down [E, D, F] -> [T, D]. `shares` fp32
-    [E] is s, 1 where it is absent; `bias` fp32 [E] is the correction bias of ratings. `act` is
-    "silu", "gelu_tanh" or "relu"; with the last, and one table as gate and up, experts are two
-    products with relu(y)^2 between (arXiv:2109.08668). `gate_quant`, `up_quant`, `down_quant` name
-    the GGUF block types of tables that are u8 [E, rows, bytes of a row's values]. Ratings and the
-    sum are fp32.
+    [E] is s, 1 where it is absent; `bias` fp32 [E] is the correction bias of ratings. `reads` int32
+    [T] is 0 for tokens that no expert reads, of which zeros are made. `act` is "silu", "gelu_tanh"
+    or "relu"; with the last, and one table as gate and up, experts are two products with relu(y)^2
+    between (arXiv:2109.08668). `gate_quant`, `up_quant`, `down_quant` name the GGUF block types of
+    tables that are u8 [E, rows, bytes of a row's values]. Ratings and the sum are fp32.
     """
-    weights, chosen = route(router, routing, shares, bias)
+    weights, chosen = route(router, routing, shares, bias, reads)
     total = x.new_zeros(x.shape, dtype=torch.float32)
-    for e in chosen.unique().tolist():
+    for e in chosen[chosen >= 0].unique().tolist():
         tokens, location = (chosen == e).nonzero(as_tuple=True)
         rows, factor = x[tokens], weights[tokens, location, None]
         if routing.on_input:
@@ -203,11 +210,15 @@ def moe(
 
 
 def route(
-    router: Tensor, routing: Routing, shares: Tensor | None = None, bias: Tensor | None = None
+    router: Tensor,
+    routing: Routing,
+    shares: Tensor | None = None,
+    bias: Tensor | None = None,
+    reads: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Weights, fp32, and numbers of the experts of each token
+    """Weights, fp32, and numbers of the experts of each token, -1 for tokens that none reads
 
-    router [T, E], shares [E], bias [E] -> [T, top_k] each
+    router [T, E], shares [E], bias [E], reads [T] -> [T, top_k] each
     """
     logits = router.float()
     scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
@@ -221,7 +232,11 @@ def route(
         weights = weights / (weights.sum(-1, keepdim=True) + routing.eps)
     if routing.scale != 1:
         weights = weights * routing.scale
-    return (weights if shares is None else weights * shares[chosen]), chosen
+    if shares is not None:
+        weights = weights * shares[chosen]
+    if reads is not None:
+        chosen = chosen.masked_fill(reads[:, None] == 0, -1)
+    return weights, chosen
 
 
 def _in_best_groups(ratings: Tensor, routing: Routing) -> Tensor:

@@ -1105,13 +1105,14 @@ def _route(low: Lowering, node: Node, inputs: Operands) -> tuple[Location, Locat
     routing: Routing = node.attrs["routing"]
     pairs = tokens * routing.top_k
     weights, chosen = low.room(4 * pairs), low.room(8 * pairs)
-    address = compile_kernel(
-        experts_.emit_route, name_of(router), routing, shares is not None, bias is not None
-    )
+    reads = _reads(inputs)
+    given = [one is not None for one in (shares, bias, reads)]
+    address = compile_kernel(experts_.emit_route, name_of(router), routing, *given)
     args: list[Location] = [low.location(router), router.type.strides[0], experts, weights, chosen]
     args += [low.location(one) if one is not None else 0 for one in (shares, bias)]
     for each in (experts, experts, experts + routing.groups, routing.groups):
         args.append(low.room(4 * tokens * each))
+    args += [low.location(reads)] if reads is not None else []
     low.add(address, args, tokens, 1, f"{node.name} route", again=False)  # it notes what it took
     return weights, chosen
 
@@ -1171,9 +1172,29 @@ def _emit_moe(low: Lowering, node: Node, inputs: Operands) -> None:
     gated = _expert_activation(low, node, x, halves[0], halves[-1], pairs, ffn)
     mixed = low.room(pairs * width * size)
     _chosen(low, node, "down", x, gated, pairs, 1, down, ffn, chosen, mixed)
-    address = compile_kernel(experts_.emit_mix, name_of(x), name_of(node), not routing.on_input)
-    args = [mixed, weights, maximum, low.make(node), width]
+    _mix(low, node, x, mixed, weights)
+
+
+def _mix(
+    low: Lowering,
+    node: Node,
+    x: Node,
+    mixed: Location,
+    weights: Location,
+    locations: Location | None = None,
+) -> None:
+    """The sum over each token's experts of what they made of it, which lies at `locations`."""
+    routing, reads, (tokens, width) = node.attrs["routing"], _reads(low.inputs[node]), x.shape
+    form = not routing.on_input, locations is not None, reads is not None
+    address = compile_kernel(experts_.emit_mix, name_of(x), name_of(node), *form)
+    args: list[Location] = [mixed, weights, routing.top_k, low.make(node), width, locations or 0]
+    args += [low.location(reads)] if reads is not None else []
     low.add(address, args, tokens * -(-width // 256), 4, node.name)
+
+
+def _reads(inputs: Operands) -> Node | None:
+    """Return which tokens experts read, None if all."""
+    return (*inputs, None, None, None)[7]
 
 
 def _chosen(
@@ -1416,10 +1437,7 @@ def _emit_wide_moe(low: Lowering, node: Node, inputs: Operands) -> None:
     halves = [multiplied(p, t, read, width, ffn, True) for p, t in _first_tables(gate, up)]
     gated = _expert_activation(low, node, x, halves[0], halves[-1], count, ffn)
     mixed = multiplied("down", down, gated, ffn, width, False)
-    weighted = not routing.on_input
-    address = compile_kernel(experts_.emit_mix, name_of(x), name_of(node), weighted, True)
-    args = [mixed, weights, routing.top_k, low.make(node), width, locations]
-    low.add(address, args, tokens * -(-width // 256), 4, node.name)
+    _mix(low, node, x, mixed, weights, locations)
 
 
 def _rejects_wide_heads(low: Lowering, node: Node, inputs: Operands) -> str | None:

@@ -1,12 +1,12 @@
 """The decoder of DeepSeek-OCR (arXiv:2510.18234), DeepSeek-OCR-2 and Unlimited-OCR: DeepSeek-V2's
 experts (arXiv:2405.04434) with plain heads of attention. An answer of Unlimited-OCR sees all of its
-prompt, and of itself the last tokens alone.
+prompt, and of itself the last tokens alone. Aria's (arXiv:2410.05993) has experts in every layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mtmd.base.errors import ModelError
@@ -42,6 +42,10 @@ from mtmd.llm.state import KV
 
 PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.")
 NAMES = ExpertNames(shared="shared_experts")
+ARIA = "aria_text"
+ARIA_NAMES = replace(
+    NAMES, router="router", turned=True, fused=("experts.fc1.weight", "experts.fc2.weight")
+)
 SLIDING, FULL = "reference_sliding_attention", "full_attention"
 PUBLISHED = {
     "vocab_size": 129280,
@@ -73,12 +77,34 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 1407,
         "first_k_dense_replace": 0,
     },
+    ARIA: {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "moe_num_experts": 8,
+        "moe_topk": 2,
+        "moe_num_shared_experts": 2,
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": True,
+    },
+}
+# Aria's names of settings
+SAME = {
+    "n_routed_experts": "moe_num_experts",
+    "num_experts_per_tok": "moe_topk",
+    "n_shared_experts": "moe_num_shared_experts",
+    "moe_intermediate_size": "intermediate_size",
 }
 
 
 @dataclass(frozen=True)
 class DeepseekOcrText:
-    """`window`: the tokens of an answer that its next one sees, None for all."""
+    """`window`: the tokens of an answer that its next one sees, None for all. `turned`: checkpoints
+    hold experts transposed.
+    """
 
     width: int
     ffn: int
@@ -93,6 +119,7 @@ class DeepseekOcrText:
     tied: bool
     experts: Experts | None
     window: int | None
+    turned: bool = False
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -123,8 +150,9 @@ class DeepseekOcrText:
         for layer in sparse:
             assert self.experts
             sources = prefixed(PREFIXES)(f"layers.{layer}.mlp.")
+            names = ARIA_NAMES if self.turned else NAMES
             parameters |= expert_parameters(
-                f"blk.{layer}", sources, self.experts, self.width, names=NAMES
+                f"blk.{layer}", sources, self.experts, self.width, names=names
             )
         return parameters
 
@@ -158,6 +186,8 @@ def to_gguf(text: DeepseekOcrText) -> GgufText:
     if text.window is not None:
         keys["attention.sliding_window"] = text.window
     refused = "decoder without experts" if text.experts is None else ""
+    if text.turned:
+        refused = "experts whose weights are divided by their sum"
     return GgufText("deepseek2-ocr", keys, text.rotary, refused=refused)
 
 
@@ -180,6 +210,9 @@ def read(given: Settings) -> DeepseekOcrText:
     kind = given.choice("model_type", DEFAULTS, "deepseek_vl_v2_text")
     values = {key: value for key, value in given.values.items() if value is not None}
     c = Settings({**DEFAULTS[kind], **values}, given.where)
+    if kind == ARIA:
+        same = {ours: c.values[theirs] for ours, theirs in SAME.items()}
+        c = Settings({**c.values, **same}, c.where)
     c.choice("hidden_act", ("silu",), "silu")
     for key in ("attention_bias", "mlp_bias", "use_mla"):
         c.choice(key, (False,), False)
@@ -203,6 +236,7 @@ def read(given: Settings) -> DeepseekOcrText:
         tied=c.flag("tie_word_embeddings", False),
         experts=read_grouped_experts(c, depth, score="softmax"),
         window=_window(c, depth) if kind == "unlimited_ocr_text" else None,
+        turned=kind == ARIA,
     )
 
 

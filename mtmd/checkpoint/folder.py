@@ -209,6 +209,8 @@ def _check_whole(folder: Path, settings: Settings) -> None:
 
 # Keys that say which layers of a decoder get features of their own
 DEPTHS = ("deepstack_layer_map", "spatial_target_layers")
+# Keys that say which tokens stand around pictures and videos
+AROUND = tuple(f"{kind}_{end}_token_id" for kind in ("image", "video") for end in ("start", "end"))
 
 
 def text_settings(settings: Settings) -> Settings:
@@ -229,7 +231,7 @@ def text_settings(settings: Settings) -> Settings:
             "deepstack_visual_indexes", None
         ),
         "part_of": settings.get("model_type", None),
-        **{key: settings.get(key, None) for key in DEPTHS},
+        **{key: settings.get(key, None) for key in (*DEPTHS, *AROUND)},
         "vision_config": settings.get("vision_config", None),
     }
     return Settings(

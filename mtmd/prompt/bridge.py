@@ -44,7 +44,7 @@ from mtmd.clip.image.pixels import Pixels
 from mtmd.clip.instructed import Instructed, Instruction
 from mtmd.clip.resolution.resolution import AmongSeveral, ImagePlan, closed
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
-from mtmd.clip.video.family import ClipShape, VideoFamily
+from mtmd.clip.video.family import ClipShape, ThinsFrames, VideoFamily
 from mtmd.clip.video.sound import Piece as SoundPiece
 from mtmd.clip.video.video import Video
 from mtmd.kernels.plan.executor import Observer
@@ -238,6 +238,7 @@ class Bridge:
         shape = family.shape(width, height, len(video.indices), budget)
         groups: list[Prepared] = []
         scaled: list[Pixels] = []
+        before = None
         left = len(video.indices)
         for frame in video.frames:
             with turn_released():
@@ -246,15 +247,18 @@ class Bridge:
             if len(scaled) == shape.frames or not left:
                 closing = 0 if left else shape.closing
                 groups.append(
-                    self._group(family, scaled, shape, closing, video, budget, anew, salt)
+                    self._group(family, scaled, before, shape, closing, video, budget, anew, salt)
                 )
+                before = scaled[-1] if isinstance(family, ThinsFrames) else None
                 scaled = []
         assert len(groups) == shape.groups, "as many frames as there are indices"
         return PreparedVideo(
             replace(video, frames=()),
             shape,
             tuple(groups),
-            family.prompt(video, shape),
+            family.prompt_of(video, [one.plan for one in groups])
+            if isinstance(family, ThinsFrames)
+            else family.prompt(video, shape),
             family.times(video, shape),
         )
 
@@ -284,6 +288,7 @@ class Bridge:
         self,
         family: VideoFamily,
         frames: Sequence[Pixels],
+        before: Pixels | None,
         shape: ClipShape,
         closing: int,
         video: Video,
@@ -292,17 +297,22 @@ class Bridge:
         salt: str,
     ) -> Prepared:
         """Known by the pixels that the tower would see, whatever file they are from; `closing`
-        tokens follow.
+        tokens follow. The frame `before` counts where tokens are left out.
         """
         known = *shape.size, shape.frames, len(frames), *(closing,) * bool(closing)
         seen = sha256(repr(known).encode())
-        for frame in frames:
+        for frame in frames if before is None else (*frames, before):
             seen.update(np.ascontiguousarray(frame).data)
         key = seen.hexdigest(), budget, salt
         entry = None if anew else self.cache.get(key)
         if entry is None:
             with turn_released():
-                plan, embeddings = closed(family.group(frames, shape), closing), None
+                plan = (
+                    family.thinned(frames, before, shape)
+                    if isinstance(family, ThinsFrames)
+                    else family.group(frames, shape)
+                )
+                plan, embeddings = closed(plan, closing), None
             if self.admission:
                 self.admission.check_frames(plan)
         else:

@@ -35,6 +35,7 @@ MODULES = (
     "qwen_omni",
     "hyperclovax",
     "phi3",
+    "ernie4_5",
     "exaone4",
     "exaone4_5",
     "lfm2_vl",
@@ -53,6 +54,9 @@ MODULES = (
     "minicpmv",
     "minicpmv4_6",
     "paddleocr_vl",
+    "ernie4_5_vl",
+    "video_llama3",
+    "aria",
     "hunyuan_vl",
     "kimi_k25",
 )

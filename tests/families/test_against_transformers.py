@@ -141,6 +141,7 @@ def tile_of(
 PATCHES = {
     "cohere_compass": (2, False),
     "exaone4_5": (2, False),
+    "ernie4_5_vl": (2, False),
     "gemma4": (1, True),
     "lfm2_vl": (1, True),
     "hunyuan_vl": (1, False),
@@ -152,12 +153,14 @@ PATCHES = {
     "qwen3_5": (2, False),
     "qwen3_vl": (2, False),
     "qwen_omni": (2, False),
+    "video_llama3": (1, False),
 }
 # Rows whose towers read pictures of unequal sizes in one run
 PACKED = {
     "cohere_compass",
     "exaone4_5",
     "dots_ocr",
+    "ernie4_5_vl",
     "gemma4",
     "glm4v",
     "hyperclovax",
@@ -167,6 +170,7 @@ PACKED = {
     "paddleocr_vl",
     "phi4_siglip",
     "pixtral",
+    "video_llama3",
     "qwen2_vl",
     "qwen3_5",
     "qwen3_vl",

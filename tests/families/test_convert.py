@@ -37,6 +37,7 @@ WITHOUT = {
     "ovis2",
     "got_ocr2",
     "hyperclovax",
+    "video_llama3",
 }  # towers that llama.cpp has no projector for
 REFUSED = {  # variants of which llama.cpp takes something else for granted
     "6 heads on 2, image block wider than the window, as published": "does not say scale",
@@ -59,7 +60,12 @@ REFUSED = {  # variants of which llama.cpp takes something else for granted
     "granite_docling": "no scaled pictures with features for layers",
     "32b, as published": "no norms after blocks",
     "blip": "no layers that attend to pictures",
+    "ernie4_5_vl": "no experts of pictures",
+    "aria": "no experts whose weights are divided by their sum",
     "opt": "no learned positions",
+    "untied, biases, 6 heads on 2, as published": "no biases of every layer",
+    "experts in every second of four layers, none shared, untied, as published": "no layers "
+    "without experts behind the first",
     "opt, cross attention in every second layer": "no learned positions",
     "opt, 4 heads, cross attention in each third": "no learned positions",
     "mllama": "no layers that attend to pictures",

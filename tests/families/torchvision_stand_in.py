@@ -17,8 +17,9 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
-from PIL.Image import Resampling
+from PIL.Image import Resampling, fromarray
 
 
 class InterpolationMode(Enum):
@@ -90,6 +91,16 @@ def grayscale_to_rgb(image: torch.Tensor) -> torch.Tensor:
     return image
 
 
+def pil_to_tensor(picture: Any) -> torch.Tensor:
+    """uint8 [3, H, W], as torchvision.transforms.functional has it."""
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+
+
+def to_pil_image(picture: torch.Tensor) -> Any:
+    """uint8 [3, H, W] as a picture of Pillow, as torchvision.transforms.functional has it."""
+    return fromarray(picture.permute(1, 2, 0).numpy())
+
+
 @contextmanager
 def torchvision_here() -> Iterator[None]:
     """While open, transformers' modules that import torchvision can be imported; what they import
@@ -120,6 +131,9 @@ def torchvision_here() -> Iterator[None]:
         grayscale_to_rgb=grayscale_to_rgb,
         InterpolationMode=InterpolationMode,
     )
+    older = ModuleType("torchvision.transforms.functional")
+    vars(older).update(pil_to_tensor=pil_to_tensor, to_pil_image=to_pil_image)
+    vars(modules[1]).update(functional=older)
     vars(backends).update(
         tvF=modules[-1],
         pil_torch_interpolation_mapping={
@@ -129,8 +143,10 @@ def torchvision_here() -> Iterator[None]:
         },
         is_torchvision_greater_or_equal=lambda _: True,
     )
-    sys.modules.update(dict(zip(names, modules, strict=True)))
     vars(videos).update(tvF=modules[-1])
+    modules.append(older)
+    names = (*names, older.__name__)
+    sys.modules.update(dict(zip(names, modules, strict=True)))
     requested = {
         name: getattr(utils, name)
         for name in ("is_torchvision_available", "is_torchvision_v2_available")

@@ -86,6 +86,24 @@ def pairs(inputs: Any) -> list[np.ndarray]:
     return result
 
 
+def single_pairs(inputs: Any) -> list[np.ndarray]:
+    """[6, Y, X] of each two frames, the last one twice where they are odd, from patches of one each,
+    2 x 2 of them together.
+    """
+    result, start = [], 0
+    for time, rows, columns in inputs["video_grid_thw"].tolist():
+        stop = start + time * rows * columns
+        patches, start = inputs["pixel_values_videos"][start:stop].numpy(), stop
+        if time % 2:
+            patches = np.concatenate((patches, patches[-rows * columns :]))
+            time += 1
+        side = int((patches.shape[1] / 3) ** 0.5)
+        cells = patches.reshape(time, rows // 2, columns // 2, 2, 2, 3, side, side)
+        each = cells.transpose(0, 5, 1, 3, 6, 2, 4, 7)
+        result += list(each.reshape(time // 2, 6, rows * side, columns * side))
+    return result
+
+
 def frames(inputs: Any) -> list[np.ndarray]:
     """[3, Y, X] of each frame."""
     return list(
@@ -126,6 +144,43 @@ for case in (
         pairs,
         "<|video_pad|>",
         published_positions=True,
+    ),
+    VideoCase(
+        "ernie4_5_vl",
+        "experts of text and of pictures",
+        "ernie4_5_vl_moe",
+        "Ernie4_5_VLMoeVideoProcessor",
+        {
+            "patch_size": 6,
+            "size": {"shortest_edge": 12 * 12 * 6, "longest_edge": 12 * 12 * 30},
+            "draw_on_frames": False,
+        },
+        single_pairs,
+        "<|VIDEO_PLACEHOLDER|>",
+        published_positions=True,
+    ),
+    *(
+        VideoCase(
+            "video_llama3",
+            variant,
+            "video_llama_3",
+            "VideoLlama3VideoProcessor",
+            {
+                "merge_size": 2,
+                "temporal_patch_size": 1,
+                "size": {"shortest_edge": 12 * 12 * 2, "longest_edge": 12 * 12 * 110},
+                **more,
+            },
+            single_pairs,
+            "<|video_pad|>",
+        )
+        for variant, more in (
+            ("heads of 40 and 24", {"patch_size": 6}),
+            (
+                "tied, patches of 8, 6 heads on 2, as published",
+                {"patch_size": 8, "use_token_compression": False},
+            ),
+        )
     ),
     VideoCase(
         "exaone4_5",
@@ -413,9 +468,10 @@ class _Published:
             else:
                 each = getattr(vision, "tokens_per_second", None)
                 separate = each * next(seconds) if kind == 2 and each else 1
+                frames = getattr(vision, "temporal_merge_size", 1) if kind == 2 else 1
                 result.append(
                     self.body.get_vision_position_ids(
-                        at, next(grids[kind]), 1, vision.spatial_merge_size, separate
+                        at, next(grids[kind]), frames, vision.spatial_merge_size, separate
                     )
                 )
             at = int(result[-1].max()) + 1

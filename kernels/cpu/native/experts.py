@@ -18,13 +18,15 @@ BLOCK = 16  # rows of one expert that are laid out together, of many tokens
 ARGS = 12  # of a product (products.py): 0 is x, 2 the weight, 4 the result
 
 
-def emit_route(e: Emitter, router: str, routing: Routing, shares: bool, bias: bool) -> None:
+def emit_route(
+    e: Emitter, router: str, routing: Routing, shares: bool, bias: bool, reads: bool
+) -> None:
     """The experts of each token, as `routing` says, and their weights
 
     args: router, router stride, E, weights (float32 [T, k]), chosen (int64 [T, k]), shares (float32
     [E]), bias (float32 [E]), and memory to be written to: scores and ratings (float32 [T, E] each),
-    what may not be chosen (int32 [T, E + groups]), the groups' ratings (float32 [T, groups]).
-    Units: tokens.
+    what may not be chosen (int32 [T, E + groups]), the groups' ratings (float32 [T, groups]); with
+    `reads`, whether experts read a token (int32 [T]), else its experts are -1. Units: tokens.
     """
     router_ptr, stride, experts = e.arg_ptr(0), e.arg(1), e.arg(2)
     weights, chosen, shares_ptr, bias_ptr = (e.arg_ptr(i) for i in (3, 4, 5, 6))
@@ -93,6 +95,9 @@ def emit_route(e: Emitter, router: str, routing: Routing, shares: bool, bias: bo
                 expert = e.load(chosen, I64, t * maximum + n)
                 weight = weight * e.load(shares_ptr, F32, expert)
             e.store(weights, weight, t * maximum + n)
+        if reads:
+            with e.when(e.load(e.arg_ptr(11), I32, t).eq(0)), e.loop(0, maximum) as n:
+                e.store(chosen, e.i64(-1), t * maximum + n)
 
 
 def _highest(
@@ -140,11 +145,12 @@ def emit_chosen(e: Emitter) -> None:
         low, high = first - pair * rows, last - pair * rows
         low = e.select(low > 0, low, e.i64(0))
         high = e.select(high < rows, high, rows)
-        e.call_address(address, own, low, high, e.scratch)
+        with e.when(expert > -1):  # which stands for none
+            e.call_address(address, own, low, high, e.scratch)
 
 
 def emit_sort(e: Emitter) -> None:
-    """Group pairs of a token and an expert by their experts
+    """Group pairs of a token and an expert by their experts, without those of no expert (-1)
 
     args: chosen (int64 [pairs]), pairs, E, and what is written: pairs of each expert (int64 [E]),
     where their rows begin (int64 [E], multiples of `BLOCK`), the row of each pair (int64 [pairs]),
@@ -157,7 +163,8 @@ def emit_sort(e: Emitter) -> None:
             e.store(counts, e.i64(0), i)
         with e.loop(0, pairs) as pair:
             expert = e.load(chosen, I64, pair)
-            e.store(counts, e.load(counts, I64, expert) + 1, expert)
+            with e.when(expert > -1):
+                e.store(counts, e.load(counts, I64, expert) + 1, expert)
         row = e.var(I64, 0)
         with e.loop(0, experts) as i:
             e.store(begins, row.get(), i)
@@ -165,11 +172,12 @@ def emit_sort(e: Emitter) -> None:
             e.store(counts, e.i64(0), i)
         with e.loop(0, pairs) as pair:
             expert = e.load(chosen, I64, pair)
-            count = e.load(counts, I64, expert)
-            location = e.load(begins, I64, expert) + count
-            e.store(counts, count + 1, expert)
-            e.store(locations, location, pair)
-            e.store(order, pair, location)
+            with e.when(expert > -1):
+                count = e.load(counts, I64, expert)
+                location = e.load(begins, I64, expert) + count
+                e.store(counts, count + 1, expert)
+                e.store(locations, location, pair)
+                e.store(order, pair, location)
 
 
 # Arguments of `emit_lay_rows`
@@ -310,11 +318,14 @@ def emit_heads(e: Emitter, count: int) -> None:
         e.call_address(address, own, first, last, e.scratch)
 
 
-def emit_mix(e: Emitter, y: str, out: str, weighted: bool, located: bool = False) -> None:
+def emit_mix(
+    e: Emitter, y: str, out: str, weighted: bool, located: bool = False, reads: bool = False
+) -> None:
     """out[t] = sum over n of weights[t, n] y[t, n], of y[t, n] if it is not `weighted`
 
     args: y ([T, k, D]), weights (float32 [T, k]), k, out, D; with `located`, the rows that y[t, n]
-    are (int64 [T, k]). Units: T times blocks of 256 values.
+    are (int64 [T, k]); with `reads`, which of them there are (int32 [T]), else the sum is 0. Units:
+    T times blocks of 256 values.
     """
     y_ptr, weights, maximum, out_ptr, size = (
         e.arg_ptr(0),
@@ -331,7 +342,9 @@ def emit_mix(e: Emitter, y: str, out: str, weighted: bool, located: bool = False
         stop = e.select(start + 256 < size, start + 256, size)
         for c, mask in e.spans(start, stop, LANES):
             sum_.set(0.0)
-            with e.loop(0, maximum) as n:
+            there = e.load(e.arg_ptr(6), I32, t).ne(0) if reads else None
+            terms = maximum if there is None else e.select(there, maximum, e.i64(0))
+            with e.loop(0, terms) as n:
                 row = t * maximum + n
                 row = e.load(e.arg_ptr(5), I64, row) if located else row
                 value = e.read(y_ptr, y, row * size + c, LANES, mask)

@@ -33,11 +33,12 @@ def problem(
     few: int | None = None,
     biased: bool = False,
     routing: Routing | None = None,
+    unread: int = 0,
 ) -> Problem:
     """T tokens of D values, `top` of E experts of F values. `kinds`: block types of gate, up and
     down, "" for plain numbers. `few`: all tokens choose among so many experts. No two ratings of a
     token are equal: which of them goes first would be anybody's choice. `routing`: in place
-    of `top` and `normalize`.
+    of `top` and `normalize`. `unread`: no expert reads every how many-th token.
     """
     x = torch.randn(tokens, width, generator=rng)
     if any(kinds):
@@ -59,9 +60,10 @@ def problem(
     shared = torch.rand(experts, generator=rng) if shares else None
     names = "gate_quant", "up_quant", "down_quant"
     bias = torch.rand(experts, generator=rng) if biased else None
+    reads = (torch.arange(tokens) % unread != 0).int() if unread else None
     options: dict[str, Any] = {"routing": routing or Routing(top, normalize), "act": act}
     options |= {name: kind for name, kind in zip(names, kinds, strict=True) if kind}
-    return given(x.to(dtype), router.to(dtype), *tables, shared, bias, **options)
+    return given(x.to(dtype), router.to(dtype), *tables, shared, bias, reads, **options)
 
 
 _B, _H = torch.bfloat16, torch.float16
@@ -112,6 +114,12 @@ CASES = (
     problem(7, 12, 4, 17, 16, routing=Routing(4, False, groups=4, top_groups=2, group_best=1)),
     problem(9, 3, 1, 33, 20, routing=_ON_INPUT),
     problem(1, 8, 1, 64, 32, _B, ("Q4_0", "Q4_0", "Q8_0"), routing=_ON_INPUT),
+    # Tokens that no expert reads: none of them, one of few, some of many.
+    problem(1, 8, 2, 32, 24, unread=1),
+    problem(3, 16, 2, 40, 24, _B, shares=True, unread=2),
+    problem(40, 4, 2, 48, 33, biased=True, unread=3),
+    problem(5, 3, 2, 256, 32, _B, ("Q2_K", "Q2_K", "IQ4_NL"), few=2, unread=2),
+    problem(1, 6, 3, 256, 32, _B, ("Q4_K", "Q4_K", "Q8_0"), unread=1),
     *_of_other_types(),
 )
 USES = {

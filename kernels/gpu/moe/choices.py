@@ -12,12 +12,12 @@ from mtmd.kernels.gpu.jit import tl, triton
 @triton.jit
 def block_of(p, block, E, C: tl.constexpr):
     """A block's expert, its first row among the ordered choices, and the row behind its last. It
-    has none where experts had fewer choices than there might have been.
+    has none where experts had fewer choices than there might have been, or a token no expert.
     """
     if C.SINGLE:
         expert = tl.load(p.chosen + block)
         first = block
-        end = block + 1
+        end = block + (expert < E).to(tl.int32)
     else:
         expert = block * 0
         for step in tl.static_range(C.SEARCH):

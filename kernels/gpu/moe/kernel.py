@@ -47,7 +47,7 @@ MAX_EXPERTS, MAX_CHOSEN = 1024, 64
 @dataclass(frozen=True)
 class Operands:
     """Operands of `moe`: x [T, D], router [T, E], gate and up [E, F, D], down [E, D, F], shares and
-    bias [E] -> [T, D]
+    bias [E], reads [T] -> [T, D]
     """
 
     x: Type
@@ -57,6 +57,7 @@ class Operands:
     down: Type
     shares: Type | None = None
     bias: Type | None = None
+    reads: Type | None = None
     _: KW_ONLY
     routing: Routing
     act: str = "silu"
@@ -94,8 +95,10 @@ def _in_best_groups(ratings, e, E, C: tl.constexpr):
 
 
 @triton.jit
-def route_kernel(router, shares, bias, weights, chosen, s, C: tl.constexpr):
-    """One token. CHOICES, EXPERTS and GROUP_LANES are powers of two that hold TOP, E and GROUPS."""
+def route_kernel(router, shares, bias, reads, weights, chosen, s, C: tl.constexpr):
+    """One token, whose experts are all E where none reads it. CHOICES, EXPERTS and GROUP_LANES are
+    powers of two that hold TOP, E and GROUPS.
+    """
     t = tl.program_id(0).to(tl.int64)
     E = s.E
     e = tl.arange(0, C.EXPERTS)
@@ -129,6 +132,8 @@ def route_kernel(router, shares, bias, weights, chosen, s, C: tl.constexpr):
         part = nan_or(tl.sum(p, 0), part)
     if C.SHARES:
         part *= tl.load(shares + best)
+    if C.READS:
+        best = tl.where(tl.load(reads + t) != 0, best, E)
     tl.store(chosen + t * C.TOP + j, best, mask=j < C.TOP)
     tl.store(weights + t * C.TOP + j, part, mask=j < C.TOP)
 
@@ -143,13 +148,13 @@ def order_kernel(chosen, order, starts, N, E, BLOCK: tl.constexpr):
         one = tl.load(chosen + i, mask=i < N, other=E)
         at += tl.sum((one < e).to(tl.int32), 0)
     tl.store(starts + e, at)
-    if e == E - 1:
-        tl.store(starts + E, N)
     for begin in range(0, N, BLOCK):
         i = begin + tl.arange(0, BLOCK)
         mine = (tl.load(chosen + i, mask=i < N, other=E) == e).to(tl.int32)
         tl.store(order + at + tl.cumsum(mine, 0) - 1, i, mask=mine == 1)
         at += tl.sum(mine, 0)
+    if e == E - 1:
+        tl.store(starts + E, at)
 
 
 @triton.jit
@@ -240,14 +245,17 @@ def down_kernel(p, blocks, E, K, D, down_step, C: tl.constexpr):
 
 
 @triton.jit
-def sum_kernel(parts, out, D, TOP: tl.constexpr, COLUMNS: tl.constexpr):
+def sum_kernel(parts, reads, out, D, TOP: tl.constexpr, COLUMNS: tl.constexpr, READS: tl.constexpr):
     """COLUMNS values of one token."""
     blocks = tl.cdiv(D, COLUMNS)
     t = (tl.program_id(0) // blocks).to(tl.int64)
     c = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([COLUMNS], tl.float32)
+    there = c < D
+    if READS:
+        there = there & (c * 0 + tl.load(reads + t) != 0)
     for j in range(TOP):
-        total += tl.load(parts + (t * TOP + j) * D + c, mask=c < D, other=0)
+        total += tl.load(parts + (t * TOP + j) * D + c, mask=there, other=0)
     tl.store(out + t * D + c, total.to(out.dtype.element_ty), mask=c < D)
 
 
@@ -263,6 +271,7 @@ def rejects(o: Operands) -> str | None:
         if type_.count >= 2**40:
             return f"{name} is {type_}; the kernel supports below 2^40 values"
     dense = {"x": x, "gate": o.gate, "up": o.up, "down": o.down, "shares": o.shares, "bias": o.bias}
+    dense["reads"] = o.reads
     for name, kind in dense.items():
         if kind is not None and not kind.is_contiguous:
             return f"{name} has strides {list(kind.strides)}; the kernel needs it contiguous"
@@ -337,6 +346,7 @@ def route_call(o: Operands) -> Call:
             "NORMALIZE": how.normalize,
             "SHARES": o.shares is not None,
             "BIAS": o.bias is not None,
+            "READS": o.reads is not None,
             "GROUPS": how.groups,
             "TOP_GROUPS": how.top_groups,
             "GROUP_BEST": how.group_best,
@@ -375,6 +385,7 @@ def plan(o: Operands) -> Plan:
         launches.append(Launch(order_kernel, call, title="experts, order"))
     block = min(512, power_of_two(max(width, 1)))  # of 1,024 eight choices would spill on cuda:80
     sizes: dict[str, int | bool | str] = {"TOP": o.routing.top_k, "COLUMNS": block}
+    sizes["READS"] = o.reads is not None
     tile = "ROWS", "COLUMNS", "COUNT"
     grids = grids_of(o.gate_quant, o.up_quant, o.down_quant)
     of_gated = same(" ".join(grids_of(o.gate_quant, o.up_quant)))

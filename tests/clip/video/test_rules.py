@@ -16,6 +16,7 @@ from torchvision_stand_in import torchvision_here
 from mtmd.clip.families.glm4v import MAX_FRAMES, RATES
 from mtmd.clip.video.choose import MAXIMUM
 from mtmd.clip.video.rules import (
+    AllWithin,
     AtRate,
     Beginnings,
     ByLength,
@@ -60,6 +61,16 @@ def requested(processor: Any, video: VideoFacts, **options: Any) -> Chosen:
 
 def whole_groups(video: VideoFacts, fps: float, maximum: int) -> Chosen:
     processor = reference("qwen2_vl", "Qwen2VLVideoProcessor")
+    return requested(processor, video, fps=fps, max_frames=maximum)
+
+
+def all_within(video: VideoFacts, fps: float, maximum: int) -> Chosen:  # noqa: ARG001
+    processor = reference("ernie4_5_vl_moe", "Ernie4_5_VLMoeVideoProcessor")
+    return requested(processor, video, max_frames=maximum)
+
+
+def all_within_at_a_rate(video: VideoFacts, fps: float, maximum: int) -> Chosen:
+    processor = reference("ernie4_5_vl_moe", "Ernie4_5_VLMoeVideoProcessor")
     return requested(processor, video, fps=fps, max_frames=maximum)
 
 
@@ -128,6 +139,12 @@ def at_rate(video: VideoFacts, fps: float, maximum: int) -> Chosen:
 
 WAYS: dict[str, tuple[Callable[..., Chosen], Callable[[int], Any], tuple[str, ...]]] = {
     "whole groups": (whole_groups, lambda _: WholeGroups(2.0, 4, 768, 2), ("fps", "max_frames")),
+    "all within": (all_within, lambda _: AllWithin(None, 16, 180), ("max_frames",)),
+    "all within, at a rate": (
+        all_within_at_a_rate,
+        lambda _: AllWithin(None, 16, 180),
+        ("fps", "max_frames"),
+    ),
     "first to last": (first_to_last, lambda _: FirstToLast(2.0, 4, 768), ("fps", "max_frames")),
     "every interval": (every_interval, lambda maximum: EveryInterval(2.0, maximum), ("fps",)),
     "at a rate": (at_rate, lambda _: AtRate(2.0, 640), ("fps", "max_frames")),

@@ -277,6 +277,7 @@ def test_experts(tokens: int, dtype: torch.dtype) -> None:
     )
     shares, bias = rand(6).abs(), rand(6, seed=2)
     grouped = {"groups": 3, "top_groups": 2}
+    reads = (torch.arange(tokens) % 2).int()
     for act, routing, *more in (
         ("silu", Routing(2, normalize=True)),
         ("gelu_tanh", Routing(2, normalize=False), shares),
@@ -284,9 +285,11 @@ def test_experts(tokens: int, dtype: torch.dtype) -> None:
         ("silu", Routing(2, False, group_best=1, **grouped), shares),
         ("silu", Routing(2, True), None, bias),
         ("silu", Routing(2, False, "sigmoid", on_input=True)),
+        ("silu", Routing(2, True), None, bias, reads),
+        ("silu", Routing(2, False, "sigmoid", on_input=True), None, None, 1 - reads),
     ):
         inputs = [x, router, gate, up, down, *more]
-        check("moe", inputs, range(2, len(inputs)), routing=routing, act=act)
+        check("moe", inputs, range(2, min(len(inputs), 7)), routing=routing, act=act)
 
 
 def test_under_a_cpu_quota_threads_are_chosen_by_the_time_that_they_take_of_it(

@@ -134,6 +134,8 @@ def test_a_sum_is_a_part_of_its_product(dtype: torch.dtype, rows: int) -> None:
         (97, "Q4_0", Routing(6, False, "sigmoid", groups=4, top_groups=2), ("bias",)),
         (150, "Q4_K", Routing(2, True, on_input=True), ("shares",)),
         (40, "BF16", Routing(6, True), ()),
+        (97, "Q4_0", Routing(6, True), ("bias", "reads")),
+        (40, "Q8_0", Routing(2, True, on_input=True), ("reads",)),
     ],
 )
 def test_experts_of_many_tokens(
@@ -162,6 +164,7 @@ def test_experts_of_many_tokens(
             "down": table(width, ffn, 3),
             "shares": torch.rand(experts, generator=generator) + 0.5,
             "bias": torch.rand(experts, generator=generator) - 0.5,
+            "reads": (torch.arange(tokens) % 3 != 0).int(),
         }
     )
     given = Node("input", (), Type.of(x), {"fill": lambda b: b["x"]}, "x")
@@ -172,7 +175,7 @@ def test_experts_of_many_tokens(
         rows,
         router,
         *(ways[name] for name in ("gate", "up", "down")),
-        *(ways[name] if name in more else None for name in ("shares", "bias")),
+        *(ways[name] if name in more else None for name in ("shares", "bias", "reads")),
         routing=routing,
         **{f"{name}_quant": quant for name in ("gate", "up", "down")},
         name="experts",

@@ -291,6 +291,30 @@ def test_what_it_holds_beside_its_result_is_foretold(form: str, dtype: torch.dty
         )
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("reads", [[0], [1], [0, 1, 1, 0], [0] * 5, [1] * 5])
+def test_tokens_that_no_expert_reads_become_zeros(form: str, reads: list[int]) -> None:
+    """What the others become is what they become without these."""
+    gate, up, down = tables()
+    mask = torch.tensor(reads, dtype=torch.int32)
+    x, router = torch.randn(len(reads), WIDTH), torch.randn(len(reads), EXPERTS)
+    routing, bias = Routing(2, normalize=True), torch.randn(EXPERTS)
+    result = run(form, [x, router, gate, up, down, None, bias, mask], routing=routing)  # type: ignore[list-item]
+    there = mask.bool()
+    others = [x[there], router[there], gate, up, down, None, bias]
+    assert torch.equal(result[~there], torch.zeros(int((~there).sum()), WIDTH))
+    if there.any():
+        expected = run("reference", others, routing=routing)  # type: ignore[arg-type]
+        torch.testing.assert_close(result[there], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_tokens_that_are_read_are_one_number_each() -> None:
+    inputs = [torch.zeros(2, WIDTH), torch.zeros(2, EXPERTS), *tables(), None, None]
+    for reads in (torch.ones(3, dtype=torch.int32), torch.ones(2)):
+        with pytest.raises(PlacementError, match="reads"):
+            node_of("moe", [*inputs, reads], {"routing": Routing(2, normalize=True)})
+
+
 @pytest.mark.parametrize(
     "change, reported",
     [

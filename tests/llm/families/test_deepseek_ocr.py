@@ -68,3 +68,31 @@ def test_an_answer_sees_its_prompt_and_the_last_of_itself():
 def test_settings_that_are_refused(values, words):
     with pytest.raises(ModelError, match=words):
         read(**values)
+
+
+def test_aria_has_its_own_names_of_settings_and_tensors():
+    from transformers.models.aria.configuration_aria import AriaTextConfig
+
+    c, text = AriaTextConfig(), read("aria_text")
+    assert (text.width, text.depth, text.heads, text.groups, text.vocabulary) == (
+        c.hidden_size,
+        c.num_hidden_layers,
+        c.num_attention_heads,
+        c.num_key_value_heads,
+        c.vocab_size,
+    )
+    experts = text.experts
+    assert (experts.count, experts.ffn, experts.shared, experts.routing.top_k) == (
+        c.moe_num_experts,
+        c.intermediate_size,
+        c.intermediate_size * c.moe_num_shared_experts,
+        c.moe_topk,
+    )
+    assert experts.routing.normalize and experts.at == frozenset(range(c.num_hidden_layers))
+    way = text.parameters()["blk.0.ffn_up_exps.weight"].others
+    name = "language_model.model.layers.0.mlp.experts.fc1.weight"
+    assert (8, 4096, 8192) in [one.shape for one in way if one.names == (name,)]
+    with pytest.raises(ModelError, match="num_experts_per_tok is 9, expected"):
+        read("aria_text", moe_topk=9)
+    with pytest.raises(ModelError, match="mlp_bias is True"):
+        read("aria_text", mlp_bias=True)
