@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from mtmd.base.errors import ModelError
 from mtmd.clip.audio.instructions import Instructions
@@ -31,7 +31,11 @@ class Entry:
 
 
 FAMILIES = (
-    Entry("mtmd.clip.families.audio_flamingo3", ("audioflamingo3",), ("musicflamingo",)),
+    Entry(
+        "mtmd.clip.families.audio_flamingo3",
+        ("audioflamingo3", "musicflamingo"),
+        ("musicflamingo",),
+    ),
     Entry("mtmd.clip.families.gemma4.audio", ("gemma4",), ("gemma4a",)),
     Entry("mtmd.clip.families.gemma4.unified_audio", ("gemma4_unified",), ("gemma4ua",)),
     Entry("mtmd.clip.families.glm_asr", ("glmasr",), ("glma",)),
@@ -42,6 +46,7 @@ FAMILIES = (
         ("lfm2a",),
         "Lfm2AudioForConditionalGeneration",
     ),
+    Entry("mtmd.clip.families.phi4_multimodal.audio", ("phi4_multimodal",)),
     Entry("mtmd.clip.families.qwen2_5_omni_audio", ("qwen2_5_omni_thinker",), ("qwen2.5o",)),
     Entry("mtmd.clip.families.qwen2_audio", ("qwen2_audio",), ("qwen2a",)),
     Entry(
@@ -75,6 +80,15 @@ class AudioFamily(Tower, Protocol):
         """The text that stands for audio, in which each of the plan's `tokens` is written as
         `token`; other text may stand between them.
         """
+
+
+@runtime_checkable
+class HearsAlongsidePictures(Protocol):
+    """A family that encodes audio in another way where pictures or videos stand in the prompt."""
+
+    @property
+    def alongside_pictures(self) -> AudioResolution:
+        """Return how samples become tiles then."""
 
 
 def hears(config: Settings) -> bool:

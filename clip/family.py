@@ -114,6 +114,7 @@ FAMILIES = (
         ("janus", "deepseek_vl"),
     ),
     Entry("mtmd.clip.families.phi4_siglip", ("phi4-siglip",), ("phi4",)),
+    Entry("mtmd.clip.families.phi4_multimodal.vision", ("phi4_multimodal", "phi4mm")),
     Entry("mtmd.clip.families.minicpmv", ("minicpmv", "minicpmo"), ("resampler",)),
     Entry(
         "mtmd.clip.families.minicpmv4_6",
@@ -255,6 +256,16 @@ class ContextFamily(Protocol):
 
     def real_rows(self, plan: ImagePlan) -> int:
         """Return how many of a picture's embeddings, the first ones, are no padding."""
+
+
+@runtime_checkable
+class HasAdapter(Protocol):
+    """A family whose published models have a LoRA adapter of the decoder, for answers about what it
+    encodes, in a folder of its own.
+    """
+
+    adapter: str
+    """The name of that folder."""
 
 
 @runtime_checkable

@@ -109,7 +109,9 @@ FAMILIES = (
         ),
         ("qwen2", "qwen2vl", "paddleocr"),
     ),
-    Entry("mtmd.llm.families.phi3", ("phi3", "phi4-siglip_text"), ("phi3",)),
+    Entry(
+        "mtmd.llm.families.phi3", ("phi3", "phi4-siglip_text", "phi4_multimodal_text"), ("phi3",)
+    ),
     Entry("mtmd.llm.families.granite_hybrid", ("granitemoehybrid",), ("granitehybrid",)),
     Entry("mtmd.llm.families.nemotron_h", ("nemotron_h",), ("nemotron_h", "nemotron_h_moe")),
     Entry("mtmd.llm.families.lfm2", ("lfm2", "lfm2_moe"), ("lfm2", "lfm2moe")),

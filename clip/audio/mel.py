@@ -96,7 +96,8 @@ class MelWindows:
     note says so; and tokens of silence are not heard: the last window is encoded as a `whole`, or
     cut behind the frames that its tokens, and one frame beyond them, are of.
 
-    A tile is fp32 [1, frames, bins].
+    A tile is fp32 [1, frames, bins], or, `numbered`, [1, frames, bins + 1] with the number of its
+    window behind the bins of each frame.
     """
 
     mel: Mel
@@ -104,6 +105,7 @@ class MelWindows:
     stride: int
     whole: bool
     limit: int | None = None
+    numbered: bool = False
 
     normalize = Normalize((0.0,), (1.0,), 1.0)
 
@@ -117,6 +119,7 @@ class MelWindows:
         if self.limit is not None:
             heard, notes = first_seconds(samples, self.limit * size, self.mel.rate)
         padded = np.zeros(count * size, np.float32)
+        heard = heard[: len(padded)]
         padded[: len(heard)] = heard
         if self.limit is None:
             tiles = np.split(self.mel(padded), count)
@@ -124,16 +127,29 @@ class MelWindows:
             tiles = [self.mel(part) for part in np.split(padded, count)]
         if not self.whole:
             tiles[-1] = tiles[-1][: self._cut(len(heard) - (count - 1) * size)]
+        if self.numbered:
+            tiles = [
+                np.pad(tile, ((0, 0), (0, 1)), constant_values=number)
+                for number, tile in enumerate(tiles)
+            ]
         tokens = self.token_count(len(samples))
         order = np.arange(tokens) if self.whole and tokens < count * self.max_tokens() else None
-        sizes = tuple((self.mel.bins, len(tile)) for tile in tiles)
+        sizes = tuple(tile.shape[::-1] for tile in tiles)
         return ImagePlan(
             tuple(tile[None] for tile in tiles), sizes, tokens, order=order, notes=notes
         )
 
     def _windows(self, samples: int) -> int:
-        count = max(1, -(-samples // (self.frames * self.mel.hop)))
-        return count if self.limit is None else min(count, self.limit)
+        """Return how many windows so many samples have; with a limit, one without a token behind
+        others is none.
+        """
+        size = self.frames * self.mel.hop
+        count = max(1, -(-samples // size))
+        if self.limit is None:
+            return count
+        frames = -(-(samples - (count - 1) * size) // self.mel.hop)
+        without_token = count > 1 and (frames - 1) // 2 + 1 < self.stride // 2
+        return min(count - without_token, self.limit)
 
     def token_count(self, samples: int) -> int:
         """Return how many tokens so many samples take."""
@@ -159,7 +175,8 @@ class MelWindows:
         return self.frames // self.stride
 
     def tile_type(self) -> Type:
-        return Type.contiguous((1, self.frames, self.mel.bins), torch.float32)
+        columns = self.mel.bins + self.numbered
+        return Type.contiguous((1, self.frames, columns), torch.float32)
 
     def largest_tile_type(self) -> Type:
         return self.tile_type()

@@ -11,6 +11,7 @@ from mtmd.base.errors import ModelError, OptionError
 from mtmd.base.text import plural
 from mtmd.clip.image.pixels import Normalize, Pixels, read_normalize
 from mtmd.clip.image.resize import read_resample, resize
+from mtmd.clip.image.tensor_resize import MODES, resize_tensor
 from mtmd.clip.resolution.resolution import ImagePlan, tile_of
 from mtmd.clip.resolution.sizes import squarest_grid
 from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
@@ -21,7 +22,8 @@ from mtmd.kernels.graph import Type
 @dataclass(frozen=True)
 class FixedArea:
     """A token is a square of `cell` pixels a side. A picture takes up to `tokens` of them; `sizes`
-    are the numbers that a budget can choose in its place, the smallest first.
+    are the numbers that a budget can choose in its place, the smallest first. `by_tensor`: resized
+    as torchvision does, not as Pillow.
     """
 
     cell: int
@@ -29,6 +31,7 @@ class FixedArea:
     sizes: tuple[int, ...]
     normalize: Normalize
     resample: str
+    by_tensor: bool = False
 
     def prepare(self, pixels: Pixels, budget: Budget = DEFAULT_BUDGET) -> ImagePlan:
         given = pixels.shape[0], pixels.shape[1]
@@ -42,7 +45,8 @@ class FixedArea:
                 "without it",
             )
         )
-        tile = self.normalize(resize(pixels, width, height, self.resample))
+        scale = resize_tensor if self.by_tensor else resize
+        tile = self.normalize(scale(pixels, width, height, self.resample))
         return ImagePlan((tile,), ((width, height),), tokens, notes=notes)
 
     def grid(self, height: int, width: int, budget: Budget = DEFAULT_BUDGET) -> tuple[int, int]:
@@ -101,10 +105,17 @@ def largest_grid(height: int, width: int, cell: int, tokens: int) -> tuple[int, 
 
 
 def read_fixed_area(
-    image: Settings, *, patch: int, pool: int, sizes: tuple[int, ...], usual: int
+    image: Settings,
+    *,
+    patch: int,
+    pool: int,
+    sizes: tuple[int, ...],
+    usual: int,
+    by_tensor: bool = False,
 ) -> FixedArea:
     """Read it from an image processor's settings; `patch` and `pool` are config.json's, `usual` the
-    size where none is set. Raises ModelError where the two do not fit together.
+    size where none is set. `by_tensor`: transformers has the processor for torchvision alone.
+    Raises ModelError where the two do not fit together.
     """
     for key, expected, default in (("patch_size", patch, 16), ("pooling_kernel_size", pool, 3)):
         if (value := image.count(key, default)) != expected:
@@ -125,5 +136,6 @@ def read_fixed_area(
         tokens=image.choice("max_soft_tokens", sizes, usual),
         sizes=sizes,
         normalize=normalize,
-        resample=read_resample(image, 3),
+        resample=read_resample(image, 3, MODES if by_tensor else ()),
+        by_tensor=by_tensor,
     )

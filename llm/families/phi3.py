@@ -4,8 +4,9 @@ with fused matrices, of whose heads perhaps only a part turns, LongRoPE, perhaps
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mtmd.kernels import ops
@@ -46,10 +47,13 @@ class Phi3Text:
     rotary: Rotary
     window: int | None
     tied: bool
+    adapted: bool = False
+    """Whether its tensors lie beside those of adapters, which are in files of their own as well."""
 
     @property
     def unused(self) -> tuple[str, ...]:
-        return (r".*\.rotary_emb\.inv_freq", *((COPIED_HEAD,) if self.tied else ()))
+        adapters = (r"model\.layers\..*\.lora_[AB]\..*",) if self.adapted else ()
+        return (r".*\.rotary_emb\.inv_freq", *((COPIED_HEAD,) if self.tied else ()), *adapters)
 
     @property
     def layers(self) -> list[tuple[KV]]:
@@ -69,13 +73,16 @@ class Phi3Text:
             "ffn_up": ("mlp.gate_up_proj", (2 * self.ffn, self.width)),
             "ffn_down": ("mlp.down_proj", (self.width, self.ffn)),
         }
-        return decoder_parameters(
+        parameters = decoder_parameters(
             prefixed(PREFIXES),
             [layer] * self.depth,
             vocabulary=self.vocabulary,
             width=self.width,
             tied=self.tied,
         )
+        if self.adapted:
+            return {name: _among_adapters(one) for name, one in parameters.items()}
+        return parameters
 
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
         w, bounds = Weights(weights, inputs.dtype), inputs.bounds(self.window)
@@ -91,6 +98,13 @@ class Phi3Text:
             y = fused_swiglu(w.rms_norm(x, f"{at}.ffn_norm", self.eps), at, w)
             x = ops.add(y, x, name=f"{at}.ffn_residual")
         return logits(x, inputs, w, eps=self.eps, tied=self.tied)
+
+
+def _among_adapters(parameter: Parameter) -> Parameter:
+    """Return a parameter that a file may also have as PEFT calls those that adapters change."""
+    plain = parameter.sources
+    changed = tuple(re.sub(r"\.(\w+)$", r".base_layer.\1", name) for name in plain)
+    return replace(parameter, sources=(*plain, *changed))
 
 
 def to_gguf(text: Phi3Text) -> GgufText:
@@ -142,4 +156,5 @@ def read(c: Settings) -> Phi3Text:
         rotary=read_rotary(rope, turning, c.number("rope_theta", 1e4), context),
         window=None if window is None else c.count("sliding_window"),
         tied=c.flag("tie_word_embeddings", False),
+        adapted=c.get("vision_lora", None) is not None,
     )

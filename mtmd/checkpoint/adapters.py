@@ -9,13 +9,15 @@ from pathlib import Path
 from mtmd.base.errors import ModelError, OptionError
 from mtmd.checkpoint.checkpoint import Checkpoint, ModelAdapter
 from mtmd.checkpoint.hub import resolve_adapter
+from mtmd.clip.family import HasAdapter
 from mtmd.kernels.checkpoint.adapter import Adapter, adapters_of, merged
 from mtmd.kernels.checkpoint.adapter_file import AdapterFile, open_adapter
 from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.checkpoint.magic import ADAPTER_CONFIG
 from mtmd.options.adapters import AdapterOption
 
-OWN = "audio"  # name of the adapter in the folder of a model that takes audio
+# Names of the adapters in the folder of a model that takes audio, or pictures and audio
+AUDIO, PICTURES = "audio", "pictures"
 
 
 def with_adapters(
@@ -25,8 +27,7 @@ def with_adapters(
     takes audio has in its folder. No values are read. Raises ModelError for what is none of this
     model, OptionError for two of one name.
     """
-    if checkpoint.audio is not None and (checkpoint.folder / ADAPTER_CONFIG).is_file():
-        checkpoint = _with_own(checkpoint)
+    checkpoint = _with_own(checkpoint)
     options = [AdapterOption.parse(text) for text in requested]
     files = [open_adapter(resolve_adapter(one.path, progress)) for one in options]
     for one, file in zip(options, files, strict=True):
@@ -42,11 +43,28 @@ def with_adapters(
 
 
 def _with_own(checkpoint: Checkpoint) -> Checkpoint:
-    """Return it with the adapter of its folder, for answers about audio."""
-    one = AdapterOption(OWN, str(checkpoint.folder), 1.0)
-    checkpoint = _with(checkpoint, one, open_adapter(checkpoint.folder))
-    *others, own = checkpoint.adapters
-    return replace(checkpoint, adapters=(*others, replace(own, with_audio=True)))
+    """Return it with the adapters of its folder, for answers about audio and about pictures. Where
+    a family has one in a folder of its own that is not there, a note says so.
+    """
+    for name, family in ((PICTURES, checkpoint.vision), (AUDIO, checkpoint.audio)):
+        own: object = family
+        if isinstance(own, HasAdapter):
+            folder = checkpoint.folder / own.adapter
+            if not (folder / ADAPTER_CONFIG).is_file():
+                note = f"answers about {name} are those of the decoder alone: {folder} is missing"
+                checkpoint = replace(checkpoint, notes=(*checkpoint.notes, note))
+                continue
+        elif name == AUDIO and family is not None:
+            folder = checkpoint.folder
+            if not (folder / ADAPTER_CONFIG).is_file():
+                continue
+        else:
+            continue
+        checkpoint = _with(checkpoint, AdapterOption(name, str(folder), 1.0), open_adapter(folder))
+        *others, adapter = checkpoint.adapters
+        adapter = replace(adapter, with_pictures=name == PICTURES, with_audio=name == AUDIO)
+        checkpoint = replace(checkpoint, adapters=(*others, adapter))
+    return checkpoint
 
 
 def _with(checkpoint: Checkpoint, one: AdapterOption, file: AdapterFile) -> Checkpoint:

@@ -30,7 +30,8 @@ class ModelAdapter:
     """A LoRA adapter of a model. One with a name (`is_chosen`) is applied to answers that choose
     it, as much as they or else `scale` say, and, `with_audio`, to those about audio; another to
     all: its changes are in the weights where these are plain numbers, and `text` and `vision` are
-    what is left.
+    what is left. `with_pictures`: to those with pictures or videos; `with_audio` then means audio
+    alone.
     """
 
     name: str
@@ -43,10 +44,15 @@ class ModelAdapter:
     merged: int = 0
     """Weights that have its changes in them."""
     with_audio: bool = False
+    with_pictures: bool = False
 
     @property
     def parts(self) -> tuple[Adapter, ...]:
         return (self.text, self.vision) if self.vision else (self.text,)
+
+    def applies(self, has_pictures: bool, has_audio: bool) -> bool:
+        """Return whether it is applied to an answer that does not choose."""
+        return self.with_pictures if has_pictures else self.with_audio and has_audio
 
     @property
     def changes_pictures(self) -> bool:

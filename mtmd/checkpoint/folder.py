@@ -46,6 +46,7 @@ from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TEXT_CONFIGS = "text_config", "language_config"
+EXTRACTORS = "feature_extractor", "audio_processor"
 
 
 def open_folder(folder: Path, template: Path | None = None, *, answers: bool = True) -> Checkpoint:
@@ -284,8 +285,9 @@ def _audio_family(folder: Path, settings: Settings) -> AudioFamily | None:
     """
     name = "processor_config.json"
     both = Settings(read_json(folder / name, required=False), name)
-    features = both.part("feature_extractor")
-    if both.get("feature_extractor", None) is None:
+    key = next((key for key in EXTRACTORS if both.get(key, None) is not None), None)
+    features = both.part(key or EXTRACTORS[0])
+    if key is None:
         name = "preprocessor_config.json"
         features = Settings(read_json(folder / name, required=False), name)
     features = Settings({**features.values, "tokens": _tokens(folder)}, features.where)

@@ -35,14 +35,16 @@ ALLOWED = ["*.safetensors", "*.json", "*.jinja", *TOKENIZER_FILES]
 TOKENIZER_ALLOWED = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
 CONFIG_BYTES = 1 << 20  # of config.json in which it is looked for
 # Of folders, those in which sentence-transformers says what the last layer's states are used for,
-# and the tokenizer of a Q-Former; `tokenizer-*` is a codec of audio that is spoken.
+# the tokenizer of a Q-Former, and adapters for speech and vision (`*-lora`); `tokenizer-*` is a
+# codec of audio that is spoken.
 IGNORED = [
     "tokenizer-*.safetensors",
-    "[!1q]*/*",
+    "[!1qsv]*/*",
+    "[sv]*[!a]/*",
     "1[!_]*/*",
     "q[!f]*/*",
     "*/*/*",
-    "*/*.safetensors",
+    "[!sv]*/*.safetensors",
     "consolidated*.safetensors",
 ]
 

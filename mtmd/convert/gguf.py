@@ -64,8 +64,8 @@ def convert_to_gguf(
 def _adapters_left_out(checkpoint: Checkpoint) -> str:
     """Return how to load the adapter that lies in a model's own folder beside the file."""
     return "; ".join(
-        f"without the adapter for audio: load it with --lora {one.name}={one.path} and choose it "
-        f"with --adapter {one.name}"
+        f"without the adapter for {one.name}: load it with --lora {one.name}={one.path} and choose "
+        f"it with --adapter {one.name}"
         for one in checkpoint.adapters
-        if one.with_audio
+        if one.with_audio or one.with_pictures
     )

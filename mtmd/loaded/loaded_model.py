@@ -276,10 +276,12 @@ class LoadedModel:
         note = weights_note(self.checkpoint)
         return (*self.checkpoint.notes, note) if note else self.checkpoint.notes
 
-    def adapter_scales(self, chosen: AdapterChoice, has_audio: bool = False) -> tuple[float, ...]:
+    def adapter_scales(
+        self, chosen: AdapterChoice, *, has_pictures: bool = False, has_audio: bool = False
+    ) -> tuple[float, ...]:
         """The scale of each adapter that answers may choose, by `AnswerOptions.adapter`; empty
-        where none is chosen. Those that are there for audio need not be, in an answer that
-        `has_audio`. Raises OptionError for one that was not loaded by this name.
+        where none is chosen. Those that are there for pictures or audio need not be, in an answer
+        that has them. Raises OptionError for one that was not loaded by this name.
         """
         adapters = self.checkpoint.chosen_adapters
         scales = dict(chosen)
@@ -288,7 +290,8 @@ class LoadedModel:
             raise OptionError(f"adapter: found {unknown[0]!r:.80}, expected one of {there}")
         default = {one.name: one.scale for one in adapters}
         each = [
-            scales.get(one.name, None if has_audio and one.with_audio else 0.0) for one in adapters
+            scales.get(one.name, None if one.applies(has_pictures, has_audio) else 0.0)
+            for one in adapters
         ]
         result = tuple(
             default[one.name] if scale is None else float(scale)

@@ -27,6 +27,7 @@ from mtmd.base.errors import PromptError
 from mtmd.base.turns import turn_released
 from mtmd.clip.audio.audio import AudioFacts
 from mtmd.clip.audio.recording import Recording
+from mtmd.clip.audio_family import HearsAlongsidePictures
 from mtmd.clip.encoder import AudioEncoder, Encoder
 from mtmd.clip.family import (
     BarePrompt,
@@ -167,22 +168,31 @@ class Bridge:
         return encoder
 
     def prepare_audio(
-        self, recording: Recording, anew: bool = False, salt: str = ""
+        self,
+        recording: Recording,
+        anew: bool = False,
+        salt: str = "",
+        alongside_pictures: bool = False,
     ) -> PreparedAudio:
-        """A recording decoded, resampled and cut into windows; one in the cache of the same `salt`
-        needs no more work, unless it is to be done `anew`. Raises AudioError, BusyError, and
-        DeviceMemoryError where a window takes more memory than can be free.
+        """A recording decoded, resampled and cut into windows, as one in a prompt with pictures
+        where it is `alongside_pictures`; one in the cache of the same `salt` needs no more work,
+        unless it is to be done `anew`. Raises AudioError, BusyError, and DeviceMemoryError where a
+        window takes more memory than can be free.
         """
         encoder, clock = self.audio_encoder, time.perf_counter()
         assert encoder is not None
-        key = f"audio {recording.sha256}", DEFAULT_BUDGET, salt
+        family = encoder.family
+        way, kind = family.resolution, "audio"
+        if alongside_pictures and isinstance(family, HearsAlongsidePictures):
+            way, kind = family.alongside_pictures, "audio beside pictures"
+        key = f"{kind} {recording.sha256}", DEFAULT_BUDGET, salt
         entry = None if anew else self.cache.get(key)
         with self._noting:
             facts = self._heard.get(key)
         if entry is None or facts is None:
-            audio = recording.audio(encoder.family.rate)
+            audio = recording.audio(family.rate)
             with turn_released():
-                plan, embeddings = encoder.family.resolution.windows(audio.samples), None
+                plan, embeddings = way.windows(audio.samples), None
             if self.admission:
                 self.admission.check_audio(plan)
             facts = audio.facts

@@ -217,7 +217,8 @@ class Prompts:
         budget = replace(self._loaded.limits, detail=detail)
         encoder = self._loaded.encoder
         images = self.bridge.prepare(conversation.pictures, budget, anew, salt) if encoder else []
-        audio = [self.bridge.prepare_audio(one, anew, salt) for one in conversation.audio]
+        seen = bool(conversation.pictures or conversation.videos)
+        audio = [self.bridge.prepare_audio(one, anew, salt, seen) for one in conversation.audio]
         videos: list[ShownVideo] = []
         if conversation.videos:
             nothing = [NOT_SHOWN] * len(conversation.videos)

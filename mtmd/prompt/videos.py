@@ -107,7 +107,7 @@ class Videos:
         name, isolate = f"sound of {footage.name}", footage.isolate
         try:
             recording = AudioFile(footage.file.source, name=name, isolate=isolate, span=span)
-            return self._bridge.prepare_audio(recording, anew, salt), WITH_SOUND
+            return self._bridge.prepare_audio(recording, anew, salt, True), WITH_SOUND
         except AudioError as error:
             return None, f"its sound is left out: {error}"
 

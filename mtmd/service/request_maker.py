@@ -69,8 +69,11 @@ class RequestMaker:
                 reserve=settings.max_tokens,
             )
         )
-        if prompt.audio:
-            adapters = loaded.adapter_scales(settings.adapter, has_audio=True)
+        adapters = loaded.adapter_scales(
+            settings.adapter,
+            has_pictures=len(prompt.pictures) > len(prompt.audio),
+            has_audio=bool(prompt.audio),
+        )
         try:
             loaded.runner.check(prompt.pieces)
         except ContextError as error:

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from audio_cases import WHISPER_SPECIAL, WHISPER_TEMPLATE, AudioOracle
+from audio_cases import WHISPER_SPECIAL, WHISPER_TEMPLATE
+from audio_oracle import AudioOracle
 from common import randomize, save, tokenizer, write
 from safetensors.torch import save_file
 from torch import nn

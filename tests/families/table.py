@@ -51,6 +51,7 @@ MODULES = (
     "dots_ocr",
     "janus",
     "phi4_siglip",
+    "phi4_multimodal",
     "minicpmv",
     "minicpmv4_6",
     "paddleocr_vl",

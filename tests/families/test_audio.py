@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import peft
+import phi4_multimodal
 import pytest
 import torch
 from audio_cases import CASES as TRANSFORMERS
-from audio_cases import AudioOracle
+from audio_oracle import AudioOracle
 from blocks import once
+from common import picture
 from gguf_files import decoder, glma_projector
 from lfm2_audio import lfm2_audio
 from sounds import tones
@@ -24,6 +26,7 @@ from ultravox import ultravox
 
 from mtmd.base.errors import MtmdError
 from mtmd.checkpoint.open import open_checkpoint
+from mtmd.clip.families.phi4_multimodal import vision
 from mtmd.convert.convert import convert
 from mtmd.convert.gguf import convert_to_gguf
 from mtmd.events import Finished
@@ -38,9 +41,17 @@ CASES = TRANSFORMERS | {
     "ultravox, before 0.5": partial(ultravox, between=False),
 }
 # Encoders that llama.cpp has no projector for, or one that computes something else.
-WITHOUT = ("glm_asr", "ultravox, before 0.5")
+WITHOUT = ("glm_asr", "music_flamingo", "phi4_multimodal", "ultravox, before 0.5")
 TOKENS = 48
-SECONDS = {"one sample": 0, "odd": 0.357, "longer": None, "several": None, "silence": 0.3}
+SECONDS = {
+    "one sample": 0,
+    "odd": 0.357,
+    "longer": None,
+    "several": None,
+    "silence": 0.3,
+    "a window": None,
+    "a window and a sample": None,
+}
 
 
 def nmse(result: torch.Tensor, expected: torch.Tensor) -> float:
@@ -62,6 +73,9 @@ class Subject:
             return [tones(seconds, self.rate, seed) for seed, seconds in lengths]
         if case == "one sample":
             return [np.full(self.oracle.shortest, 0.3, np.float32)]
+        if case.startswith("a window"):
+            count = self.oracle.window + case.endswith("sample")
+            return [tones(count / self.rate, self.rate)]
         samples = tones(SECONDS[case] or self.oracle.seconds, self.rate)
         return [samples * 0 if case == "silence" else samples]
 
@@ -70,13 +84,13 @@ class Subject:
         return [{"role": "user", "content": [*shown, {"type": "text", "text": "What is here?"}]}]
 
 
+def subject_of(name: str, folders: pytest.TempPathFactory) -> Subject:
+    return once(name, lambda: Subject(name, CASES[name](folders.mktemp(name))))
+
+
 @pytest.fixture(params=CASES)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return subject_of(request.param, tmp_path_factory)
-
-
-def subject_of(name: str, folders: pytest.TempPathFactory) -> Subject:
-    return once(name, lambda: Subject(name, CASES[name](folders.mktemp(name))))
 
 
 @pytest.mark.parametrize("case", SECONDS)
@@ -106,6 +120,74 @@ def test_audio_is_heard_as_by_transformers(subject: Subject, case: str) -> None:
     answer = subject.model.answer(messages=messages, max_tokens=TOKENS, ignore_eos=True)
     assert list(answer.output_token_ids) == subject.oracle.greedy(inputs, TOKENS)
     assert answer.receipt.audio_tokens == len(rows) and answer.receipt.image_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma4", "gemma4_unified", "qwen2_5_omni", "qwen3_omni", "phi4_multimodal"]
+)
+def test_pictures_between_recordings_are_those_of_transformers(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    subject = subject_of(name, tmp_path_factory)
+    audio = subject.recordings("several")
+    images = [picture(1, 90, 61), picture(2, 40, 77)]
+    shown: dict[str, list[dict[str, Any]]] = {
+        "audio": [{"type": "audio", "audio": AudioInput(one, subject.rate)} for one in audio],
+        "image": [{"type": "image", "image": one} for one in images],
+    }
+    order = ("audio", "image", "audio", "audio", "image")
+    parts = [shown[kind].pop(0) for kind in order]
+    question = {"type": "text", "text": "What is here?"}
+    messages = [{"role": "user", "content": [*parts, question]}]
+    bare = [{"role": "user", "content": [*({"type": kind} for kind in order), question]}]
+    inputs = subject.oracle.inputs_with_pictures(bare, audio, images)
+    encoded = subject.model.prompt(messages)
+    assert list(encoded.tokens) == inputs["input_ids"][0].tolist()
+    runner = subject.model.runner
+    logits = runner.prefill(encoded.spans, runner.new_cache())
+    assert nmse(logits, subject.oracle.logits(inputs)) <= 1e-8
+    answer = subject.model.answer(messages=messages, max_tokens=TOKENS, ignore_eos=True)
+    assert list(answer.output_token_ids) == subject.oracle.greedy(inputs, TOKENS)
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_adapters_go_by_what_a_prompt_has(
+    published: bool, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pictures, or audio alone; answers in one batch. As published, nothing says the tower's size."""
+    monkeypatch.setattr(vision, "SIGLIP", phi4_multimodal.VISION)
+    folder = tmp_path_factory.mktemp("phi4")
+    oracle = phi4_multimodal.heard(folder, adapted=True, published=published)
+    samples, image = tones(0.6), picture(1, 90, 61)
+    given = {"audio": AudioInput(samples, 16_000), "image": image}
+    expected, asked = [], []
+    for order in ((), ("audio",), ("image",), ("image", "audio")):
+        question = {"type": "text", "text": "What is here?"}
+        bare = [{"role": "user", "content": [*({"type": kind} for kind in order), question]}]
+        audio = [samples] * order.count("audio")
+        if "image" in order:
+            inputs = oracle.inputs_with_pictures(bare, audio, [image])
+            if "audio" not in order:
+                inputs = {**inputs, "parts": []}
+        else:
+            inputs = oracle.inputs(bare, audio)
+        expected.append(oracle.greedy(inputs, TOKENS))
+        parts = [{"type": kind, kind: given[kind]} for kind in order]
+        asked.append([{"role": "user", "content": [*parts, question]}])
+    with load(folder, device="cpu", dtype="fp32") as model:
+        tickets = [model.service.submit(one, max_tokens=TOKENS, ignore_eos=True) for one in asked]
+        answers = [e.answer for one in tickets for e in one if isinstance(e, Finished)]
+        assert [list(one.output_token_ids) for one in answers] == expected
+        assert [list(one.receipt.adapters) for one in answers] == [
+            [],
+            ["audio"],
+            ["pictures"],
+            ["pictures"],
+        ]
+        none = model.answer(
+            messages=asked[1], max_tokens=TOKENS, ignore_eos=True, adapter="audio:0"
+        )
+        assert list(none.output_token_ids) != expected[1]
 
 
 def test_gguf_hears_the_same(subject: Subject, tmp_path: Any) -> None:

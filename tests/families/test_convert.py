@@ -27,6 +27,7 @@ WITHOUT = {
     "blip2",
     "instructblip",
     "moondream",
+    "phi4_multimodal",
     "llava_onevision",
     "llava_video",
     "granite_docling",

@@ -13,7 +13,7 @@ from pathlib import Path
 import audio_cases
 import pytest
 import torch
-from audio_cases import AudioOracle
+from audio_oracle import AudioOracle
 from common import Oracle
 from gemma3 import gemma3
 from gemma4 import ROW as GEMMA4

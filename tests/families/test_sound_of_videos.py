@@ -4,6 +4,7 @@ ids, logits, greedy tokens; files with sound, and what the receipt says of it.
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +21,10 @@ from videos import Clip, clip
 
 from mtmd import VideoInput
 from mtmd.checkpoint.open import open_checkpoint
+from mtmd.cli import main
 from mtmd.clip.audio.recording import GivenSamples
 from mtmd.clip.video.sound import ByTime, Chunks
+from mtmd.kernels.resources.threads import ask_threads
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
 from mtmd.prompt.bridge import flat
@@ -124,6 +127,30 @@ def test_a_file_with_sound(subject: Subject, tmp_path: Path) -> None:
     assert counts == [sound.tokens, 0]
     part = subject.model.answer(VideoInput(path, start=1.0, end=2.0), **how)
     assert 0 < part.receipt.audio_tokens < sound.tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [((), "with its sound"), (("--no-sound",), "its sound is left out, as requested")],
+)
+def test_the_command_leaves_the_sound_out(
+    subject: Subject,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    said: str,
+) -> None:
+    path = tmp_path / "talk.mp4"
+    path.write_bytes(with_sound(tones(1.0), 16_000, frames=8, fps=8, size=(62, 44)))
+    model = ("-m", str(subject.audio.folder), "--device", "cpu", "--dtype", "fp32")
+    threads = torch.get_num_threads()
+    code = main(["describe", str(path), "-p", "What?", "--max-tokens", "1", *model, *options])
+    gc.unfreeze()  # a command has a process of its own else
+    ask_threads(None)
+    torch.set_num_threads(threads)
+    printed = "".join(capsys.readouterr())
+    assert code == 0 and said in printed
+    assert ("audio 1:" in printed) is not bool(options)
 
 
 def test_orders() -> None:

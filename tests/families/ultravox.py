@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from audio_cases import WHISPER_SPECIAL, WHISPER_TEMPLATE, WHISPER_TEXT, AudioOracle, mel_settings
+from audio_cases import WHISPER_SPECIAL, WHISPER_TEMPLATE, WHISPER_TEXT, mel_settings
+from audio_oracle import AudioOracle
 from common import randomize, save, tokenizer, write
 from safetensors.torch import save_file
 from torch import nn

@@ -12,6 +12,7 @@ from urllib.request import urlopen
 import pytest
 from attack import Account, attack, chance, examples
 from attempts import Attempt, Generator
+from audio_cases import gemma4_unified
 from damaged_audio import audio_attempt
 from damaged_pictures import picture_attempt
 from damaged_videos import video_attempt
@@ -40,6 +41,16 @@ def server() -> Iterator[Served]:
     assert not made.problems, made.problems
 
 
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One whose model takes audio, which is decoded then."""
+    folder = tmp_path_factory.mktemp("hearing")
+    gemma4_unified(folder)
+    with served("--no-warmup", "--threads", "1", "-m", str(folder)) as made:
+        yield made
+    assert not made.problems, made.problems
+
+
 @pytest.fixture(scope="module", autouse=True)
 def watched(server: Served) -> Iterator[None]:
     watcher = Watched(server, chats=1)
@@ -56,8 +67,10 @@ def watched(server: Served) -> Iterator[None]:
 
 @pytest.mark.parametrize("generator", COUNTS, ids=lambda g: g.__name__)
 def test_all_are_answered_and_none_with_an_error_of_ours(
-    generator: Generator, server: Served
+    generator: Generator, server: Served, request: pytest.FixtureRequest
 ) -> None:
+    if generator is audio_attempt:
+        server = request.getfixturevalue("hearing")
     where, count = (server.host, server.port), COUNTS[generator]
     result = attack(where, generator, ATTACKER, 1, count=count, heavy=False)
     assert not result.problems, result.problems

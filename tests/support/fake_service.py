@@ -128,6 +128,7 @@ class FakeTicket:
                     seed=self.settings.seed,
                     warnings=(),
                     videos=self.service.videos,
+                    audio=self.service.sounds,
                 ),
                 calls,
                 stop,
@@ -144,7 +145,7 @@ class FakeService:
         self.pace_s, self.fails, self.refuses, self.waiting = pace_s, None, None, 0
         self.tickets, self.ended, self.words, self.running = [], [], None, 0
         self.tenants, self.fault, self.failure, self.reported = [], None, None, []
-        self.videos = ()  # of receipts
+        self.videos, self.sounds = (), ()  # of receipts
         self.calls = ()  # of tools, in place of words where a request has tools
         self.latencies = Latencies()
         stages = ("queued", "preprocess", "encode", "prefill", "decode")

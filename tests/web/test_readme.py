@@ -12,9 +12,11 @@ import openai
 import pytest
 from fake_service import FakeService
 from serving import data_url, running
+from sounds import encoded, tones
 
 from mtmd import load
 from mtmd.cli import parser
+from mtmd.clip.audio.instructions import Instructions
 from mtmd.commands.serve import _settings
 from mtmd.web.app import create_app
 
@@ -41,6 +43,38 @@ def test_curl_lines():
             check=True,
         )
     assert ANSWER in done.stdout
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl here")
+def test_curl_lines_about_audio_and_of_the_interface(tmp_path):
+    (tmp_path / "talk.mp3").write_bytes(encoded(tones(0.5, 44_100), 44_100, "mp3", "libmp3lame"))
+    service, said = FakeService(), {}
+    service.words = "Ada, about engines"
+    service.instructions = Instructions("down", "in {language}", "into {language}", 30.0)
+    with running(service) as server:
+        for page in ("api", "audio"):
+            guide = (ROOT / "docs" / f"{page}.md").read_text()
+            lines = re.findall(r"^    (?:ID=\$\()?curl .*?\n(?=\n)", guide, re.M | re.S)
+            assert guide.count("    curl ") + guide.count("=$(curl ") == "".join(lines).count(
+                "curl "
+            )
+            failing = "".join(lines).replace("curl ", "curl --fail-with-body ")
+            done = subprocess.run(
+                ["sh", "-ec", failing.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}")],
+                capture_output=True,
+                text=True,
+                cwd=tmp_path,
+                timeout=60,
+            )
+            assert done.returncode == 0, done
+            said[page] = done.stdout
+    assert '"id":"fake"' in said["api"].replace(" ", "")
+    assert said["audio"].startswith("1\n00:00:00,000 --> 00:00:00,5") and (
+        '"content":"Ada, about engines"' in said["audio"].replace('": "', '":"')
+    )
+    *_, ticket = service.tickets
+    audio, text = ticket.messages[0]["content"]
+    assert audio["type"] == "audio" and text["text"] == "Who is speaking?"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/server.md"])

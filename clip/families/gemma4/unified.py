@@ -167,7 +167,9 @@ def read(top: Settings, image: Settings) -> Gemma4Unified:
         eps=c.number("rms_norm_eps", 1e-6),
         text_width=text.count("hidden_size", 2304, maximum=MAX_WIDTH),
         bidirectional=text.get("use_bidirectional_attention", "vision") == "vision",
-        resolution=read_fixed_area(image, patch=patch, pool=pool, sizes=sizes, usual=USUAL),
+        resolution=read_fixed_area(
+            image, patch=patch, pool=pool, sizes=sizes, usual=USUAL, by_tensor=True
+        ),
         video=read_video(image.part("video_processor"), patch, pool, sizes),
     )
 

@@ -40,6 +40,30 @@ def test_settings_that_are_refused(wrong: dict[str, Any]) -> None:
         read(**wrong)
 
 
+def test_settings_of_times() -> None:
+    def times(**more: Any) -> audio_flamingo3.AudioFlamingo3:
+        config = {"model_type": "musicflamingo", "audio_config": {}, **more}
+        return audio_flamingo3.read(Settings(config, "config.json"), Settings({}, "features"))
+
+    ours = times()
+    assert ours.times == audio_flamingo3.Times(128, 1200.0, 0.04)
+    assert ours.resolution.limit == 40 and ours.resolution.tile_type().shape == (1, 3000, 129)
+    assert audio_flamingo3.to_gguf(ours) is None
+    for rope in ({"rope_theta": 100.0}, {"partial_rotary_factor": 0.9}):
+        with pytest.raises(ModelError, match="expected an even number of numbers"):
+            times(rope_parameters=rope)
+
+
+def test_a_moment_behind_whole_windows_has_no_token() -> None:
+    way = read().resolution
+    window = 480_000
+    counts = {window: 750, window + 1: 750, window + 320: 750, window + 321: 751, 1: 1}
+    for samples, tokens in counts.items():
+        plan = way.windows(np.zeros(samples, np.float32))
+        assert plan.tokens == tokens == way.token_count(samples)
+        assert len(plan.tiles) == 1 + (tokens > 750)
+
+
 def test_ten_minutes_are_heard() -> None:
     way = read(max_source_positions=4, num_mel_bins=2).resolution
     window = 8 * 160

@@ -15,7 +15,9 @@ from serving import running
 from sounds import tones, wav
 
 from mtmd.clip.audio.instructions import Instructions
+from mtmd.receipt import AudioReceipt
 
+HEARD = AudioReceipt(1.5, 16_000, 1, "pcm_s16le", 20, "ab" * 32, False, 1.0, ())
 MICROPHONE = """() => {
     navigator.mediaDevices.getUserMedia = async () => {
         const context = new AudioContext();
@@ -58,14 +60,21 @@ def audio_of(service):
     return parts_of(service, "audio")
 
 
-def test_a_file_is_attached_asked_about_and_played(listener, hearing, talk):
+def test_a_file_is_attached_asked_about_and_played_from_a_time(listener, hearing, talk):
     page, hearing.words = listener.page, "It rises at 0:01."
+    hearing.sounds = (HEARD,)
     listener.attach(talk)
     assert page.inner_text(".thumb .video-part") == "0:01.5"
     listener.say("what is it?")
     (part,) = audio_of(hearing)
     assert part["audio"].check().seconds == 1.5
     listener.until("document.querySelector('.message.user audio').duration > 1")
+    assert page.locator(".message.answer .time").all_inner_texts() == ["0:01"]
+    page.click(".message.answer .time")
+    listener.until(
+        "document.querySelector('#video').open && document.querySelector('#video-player').currentTime >= 1"
+    )
+    page.click("#video-close")
     assert listener.axe() == []
 
 

@@ -1,0 +1,1 @@
+"""Phi-4-multimodal: pictures and audio beside the decoder of Phi-4-mini."""
