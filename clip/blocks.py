@@ -141,9 +141,10 @@ def attend(
     scale: float | None = None,
     causal: bool = False,
     softcap: float | None = None,
+    mask: Node | None = None,
 ) -> Node:
     """Attention of an image's patches to each other, or, `causal`, of a text's tokens to those
-    before them
+    before them; `mask` is added to the scores
 
     q, k [B, P, H, K], [B, S, H, K], v [B, S, H, V] -> [B, P, H * V]
     """
@@ -152,7 +153,8 @@ def attend(
         q,
         k,
         v,
-        bounds=bounds,
+        mask,
+        bounds,
         scale=q.shape[3] ** -0.5 if scale is None else scale,
         softcap=softcap,
         name=f"{at}.attn",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
@@ -54,7 +55,9 @@ FAMILIES = (
     Entry("mtmd.clip.families.idefics2", ("idefics2",)),
     Entry("mtmd.clip.families.ovis2", ("ovis2",), ties=("ovis2",)),
     Entry("mtmd.clip.families.mllama", ("mllama",)),
-    Entry("mtmd.clip.families.trocr", ("vision-encoder-decoder",)),
+    Entry("mtmd.clip.families.encoder_decoder.trocr", ("vision-encoder-decoder",)),
+    Entry("mtmd.clip.families.encoder_decoder.donut", ("vision-encoder-decoder/donut-swin",)),
+    Entry("mtmd.clip.families.florence2.vision", ("florence2",), ties=("florence2",)),
     Entry("mtmd.clip.families.granite_docling", ("granite_docling",), ties=("granite_docling",)),
     Entry("mtmd.clip.families.idefics3", ("idefics3", "smolvlm"), ("idefics3",)),
     Entry("mtmd.clip.families.llava.vision", ("llava", "llava_next", "vipllava"), ("mlp",)),
@@ -230,11 +233,10 @@ class OwnTokens(Protocol):
 
 @runtime_checkable
 class BeginsText(Protocol):
-    """A family whose `image_token` is the one that begins the decoder's texts, bos_token_id of its
-    text_config.
-    """
+    """A family whose `image_token` is the one that begins the decoder's texts."""
 
-    image_token_begins: bool
+    begin_key: str
+    """The key of text_config that has its id."""
 
 
 @runtime_checkable
@@ -283,6 +285,14 @@ class ScalesBoxes(Protocol):
 
     box_scale: str
     """Which scale of `display.grounding.Region` that is."""
+
+
+@runtime_checkable
+class ShowsTokens(Protocol):
+    """A family in whose answers some special tokens are text."""
+
+    shown_tokens: re.Pattern[str]
+    """Which those are, by their whole spelling."""
 
 
 @runtime_checkable

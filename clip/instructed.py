@@ -4,6 +4,7 @@ each prompt, on features that are encoded once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,12 +26,16 @@ PLANS = 16  # that are kept, one for each length of text
 @dataclass(frozen=True)
 class Instruction:
     """The way in which a family's encoder reads the text of a prompt: with the tokenizer in this
-    folder of a checkpoint, which has up to `rows` tokens, at most `tokens` of them.
+    folder of a checkpoint, "" for the model's own, which has up to `rows` tokens, at most `tokens`
+    of them. `written`: special tokens that users may write, as one group. `in_place`: what the
+    decoder reads in place of that text, None where it reads the text, too.
     """
 
     folder: str
     rows: int
     tokens: int
+    written: re.Pattern[str] | None = None
+    in_place: str | None = None
 
 
 @runtime_checkable

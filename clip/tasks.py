@@ -11,7 +11,7 @@ from mtmd.base.errors import OptionError
 
 TASKS = (
     *("markdown", "text", "table", "formula", "layout"),
-    *("caption", "short-caption", "long-caption"),
+    *("caption", "short-caption", "long-caption", "objects"),
 )
 
 

@@ -116,7 +116,7 @@ FAMILIES = (
     Entry("mtmd.llm.families.nemotron_h", ("nemotron_h",), ("nemotron_h", "nemotron_h_moe")),
     Entry("mtmd.llm.families.lfm2", ("lfm2", "lfm2_moe"), ("lfm2", "lfm2moe")),
     Entry("mtmd.llm.families.mllama", ("mllama_text_model",)),
-    Entry("mtmd.llm.families.bart", ("trocr",)),
+    Entry("mtmd.llm.families.bart", ("trocr", "mbart", "bart", "florence2_language")),
     Entry("mtmd.llm.families.glm4v", ("glm4v_text", "glm_ocr_text"), ("glm4",)),
     Entry("mtmd.llm.families.glm4_moe", ("glm4_moe", "glm4v_moe_text"), ("glm4moe",)),
     Entry("mtmd.llm.families.llama4", ("llama4_text",), ("llama4",)),

@@ -29,6 +29,7 @@ HUB = {
     "BLIP-2": "Salesforce/blip2-opt-2.7b",
     "InstructBLIP": "Salesforce/instructblip-vicuna-7b",
     "Moondream 2": "vikhyatk/moondream2",
+    "Florence-2": "florence-community/Florence-2-large",
     "TrOCR": "microsoft/trocr-base-printed",
     "GLM-OCR": "zai-org/GLM-OCR",
     "DeepSeek-OCR-2; DeepSeek-OCR, as its authors": "deepseek-ai/DeepSeek-OCR",

@@ -51,7 +51,15 @@ else:  # torch is not loaded for types
 
 Detail: TypeAlias = Literal["auto", "low", "high"]
 Task: TypeAlias = Literal[
-    "markdown", "text", "table", "formula", "layout", "caption", "short-caption", "long-caption"
+    "markdown",
+    "text",
+    "table",
+    "formula",
+    "layout",
+    "caption",
+    "short-caption",
+    "long-caption",
+    "objects",
 ]
 Path: TypeAlias = str | PathLike[str]
 '''

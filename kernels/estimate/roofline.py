@@ -34,7 +34,14 @@ from mtmd.kernels.plan.scheduler import Plan
 UNCONFIRMED = "not confirmed by a run"  # of all times, until those of a card were compared with one
 BANDWIDTH, FLOPS, LAUNCHES, EXCHANGE = "bandwidth", "FLOPs", "launches", "exchange"
 UNPACKING = "unpacking"
-PRODUCTS = ("attention", "paged_attention", "attn_scores", "attn_mix", "linear_attention")
+PRODUCTS = (
+    "attention",
+    "paged_attention",
+    "attn_scores",
+    "attn_mix",
+    "channel_attention",
+    "linear_attention",
+)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from mtmd.kernels.ops.attention import (
     attn_mix,
     attn_scores,
     attn_softmax,
+    channel_attention,
     paged_attention,
 )
 from mtmd.kernels.ops.collective import all_gather, all_reduce, embed_part, part, without
@@ -75,6 +76,7 @@ __all__ = [
     "attn_scores",
     "attn_softmax",
     "cast",
+    "channel_attention",
     "clamp",
     "columns",
     "concat",

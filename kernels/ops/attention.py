@@ -219,6 +219,25 @@ def attn_mix(weights: Tensor, v: Tensor) -> Tensor:
     return mixed.transpose(1, 2).contiguous()
 
 
+def _channels_shape(q: Type, k: Type, v: Type, *, scale: float) -> Type:  # noqa: ARG001
+    need(len(q.shape) == 4 and q.shape == k.shape == v.shape, f"q {q}, k {k}, v {v}")
+    need_floats(q, k, v)
+    need(q.dtype == k.dtype == v.dtype, f"q is {q}, k {k}, v {v}: of several types")
+    return Type.contiguous(q.shape, q.dtype)
+
+
+@op(shape=_channels_shape, flops=lambda n: 4 * n.type.count * n.type.shape[3])
+def channel_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+    """Attention of channels to each other, within each group: softmax(q^T k * scale) v^T, turned
+    back (arXiv:2204.03645)
+
+    q, k, v [B, T, G, K] -> [B, T, G, K], contiguous
+    """
+    scores = (q.permute(0, 2, 3, 1) @ k.transpose(1, 2)).float().mul_(scale)
+    weights = _softmax(scores).to(v.dtype)
+    return (v.transpose(1, 2) @ weights.transpose(2, 3)).transpose(1, 2).contiguous()
+
+
 def _paged_shape(
     q: Type,
     cache: Type,

@@ -469,12 +469,24 @@ def _attention(dims: Dims, node: Node, states: list[State]) -> Located:
     result = _heads(dims, node, (q, 2, _size(node, 0, 2)), (k, 2, _size(node, 1, 2)))
     if result is None:
         return all_whole(node)
-    _check_mask(node, (q, k, v))
     fine, coarse = result
+    masks = _mask_states(node, states, 3, fine)
     return Located(
-        (Split(2, fine), Split(2, coarse), Split(2, coarse), *(WHOLE,) * (len(states) - 3)),
-        settled(dims, 2, fine),
+        (Split(2, fine), Split(2, coarse), Split(2, coarse), *masks), settled(dims, 2, fine)
     )
+
+
+@rule("channel_attention")
+def _channel_attention(dims: Dims, node: Node, states: list[State]) -> Located:
+    """Each group by itself."""
+    if not any(isinstance(state, Split) for state in states):
+        return all_whole(node)
+    split = [state for state in states if isinstance(state, Split)]
+    if len(split) < len(states) or any(state.axis != 2 for state in split):
+        raise Conflict(_dims(*states), "attention of channels that are not split by groups")
+    segments = dims.unify(dims.unify(split[0].segments, split[1].segments), split[2].segments)
+    state = settled(dims, 2, segments)
+    return Located((state, state, state), state)
 
 
 @rule("relative_queries", "relative_keys")
@@ -508,11 +520,23 @@ def _attn_scores(dims: Dims, node: Node, states: list[State]) -> Located:
     )
     if result is None:
         return all_whole(node)
-    _check_mask(node, states[:2])
     return Located(
-        (Split(2, result[0]), Split(2, result[1]), *(WHOLE,) * (len(states) - 2)),
+        (Split(2, result[0]), Split(2, result[1]), *_mask_states(node, states, 2, result[0])),
         settled(dims, 1, result[0]),
     )
+
+
+def _mask_states(node: Node, states: list[State], index: int, heads: Segments) -> tuple[State, ...]:
+    """Return what is required of the operands from the mask on: of one for each head a part,
+    which is cut from the whole.
+    """
+    result: list[State] = [WHOLE] * (len(states) - index)
+    mask = node.inputs[index] if result else None
+    if mask is not None and len(mask.shape) > 2 and mask.shape[-3] > 1:
+        if isinstance(states[index], Split):
+            raise Conflict(_dims(states[index]), "a mask that is split before it is read")
+        result[0] = Split(len(mask.shape) - 3, heads)
+    return tuple(result)
 
 
 def _check_mask(node: Node, states: Any) -> None:

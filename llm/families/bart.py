@@ -1,11 +1,12 @@
-"""The decoders of encoder-decoders that began as BART's (arXiv:1910.13461), as TrOCR's: each layer
-attends to the tokens before, then to the states of an encoder.
+"""The decoders of encoder-decoders that began as BART's (arXiv:1910.13461), as TrOCR's, and mBART's
+(arXiv:2001.08210), as Donut's, with norms before each part and a last one: each layer attends to
+the tokens before, then to the states of an encoder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mtmd.base.errors import ModelError
 from mtmd.kernels import ops
@@ -28,10 +29,17 @@ from mtmd.llm.inputs import TextInputs
 from mtmd.llm.parameters import COPIED_HEAD, decoder_parameters, prefixed
 from mtmd.llm.state import KV, PAGE
 
-PREFIXES = ("decoder.model.decoder.",)
+PREFIXES = (
+    "decoder.model.decoder.",
+    "model.language_model.decoder.",
+    "language_model.model.decoder.",
+)
+SHARED = ("model.language_model.shared.weight", "language_model.model.shared.weight")
 FIRST_POSITION = 2  # row of the table for the first token; those before are of no use
 EPS = 1e-5  # of the norms; the settings do not say
 ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "relu": ""}
+READING = ("bart", "florence2_language")
+CONTEXTS = dict.fromkeys(("mbart", *READING), 1024)  # where the settings do not say
 MAX_ROWS = 1 << 16  # of an encoder's states
 CROSS = "cross_attn"
 
@@ -52,6 +60,7 @@ class BartText:
     gelu: str
     embedding_scale: float
     embedding_norm: bool
+    norms_first: bool
     pad: int | None
     tied: bool
     encoder_width: int
@@ -100,12 +109,14 @@ class BartText:
             tied=self.tied,
             biased=tuple(layer),
         )
+        table = parameters["token_embd.weight"]
+        parameters["token_embd.weight"] = replace(table, sources=(*SHARED, *table.sources))
         del parameters["output_norm.weight"]
-        if self.embedding_norm:
+        norms = {"token_embd_norm": "layernorm_embedding"} if self.embedding_norm else {}
+        norms |= {"output_norm": "layer_norm"} if self.norms_first else {}
+        for ours, theirs in norms.items():
             for kind in ("weight", "bias"):
-                parameters[f"token_embd_norm.{kind}"] = Parameter(
-                    (width,), source(f"layernorm_embedding.{kind}")
-                )
+                parameters[f"{ours}.{kind}"] = Parameter((width,), source(f"{theirs}.{kind}"))
         if self.pad is None:
             parameters["position_embd.weight"] = Parameter(
                 (self.context + FIRST_POSITION, width), source("embed_positions.weight")
@@ -124,12 +135,13 @@ class BartText:
             x = w.layer_norm(x, "token_embd_norm", EPS)
         for layer in inputs.layers(self.depth):
             at = f"blk.{layer}"
-            q, k, v = queries_keys_values(x, at, w, heads=self.heads, groups=self.heads, bias=True)
+            y = self._normed(x, f"{at}.attn", w)
+            q, k, v = queries_keys_values(y, at, w, heads=self.heads, groups=self.heads, bias=True)
             y = attend(q, cache_keys_values(k, v, layer, inputs), at, attention, bounds=bounds)
             x = self._joined(w.linear(y, f"{at}.attn_output", bias=True), x, f"{at}.attn", w)
-            y = self._crossed(x, layer, inputs, w, attention)
+            y = self._crossed(self._normed(x, f"{at}.{CROSS}", w), layer, inputs, w, attention)
             x = self._joined(y, x, f"{at}.{CROSS}", w)
-            y = w.linear(x, f"{at}.ffn_up", bias=True)
+            y = w.linear(self._normed(x, f"{at}.ffn", w), f"{at}.ffn_up", bias=True)
             y = (
                 ops.gelu(y, approximate=self.gelu, name=f"{at}.ffn_gelu")
                 if self.gelu
@@ -137,6 +149,8 @@ class BartText:
             )
             x = self._joined(w.linear(y, f"{at}.ffn_down", bias=True), x, f"{at}.ffn", w)
         x = ops.take_rows(x, inputs.requested_rows(), name="wanted")
+        if self.norms_first:
+            x = w.layer_norm(x, "output_norm", EPS)
         return w.linear(x, "token_embd" if self.tied else "output", name="logits")
 
     def _crossed(
@@ -152,8 +166,13 @@ class BartText:
         y = attend(q, states, at, attention, bounds=inputs.context_bounds())
         return w.linear(y, f"{at}_output", bias=True)
 
+    def _normed(self, x: Node, at: str, w: Weights) -> Node:
+        """Return what a part reads."""
+        return w.layer_norm(x, f"{at}_norm", EPS) if self.norms_first else x
+
     def _joined(self, y: Node, x: Node, at: str, w: Weights) -> Node:
-        return w.layer_norm(ops.add(y, x, name=f"{at}_residual"), f"{at}_norm", EPS)
+        x = ops.add(y, x, name=f"{at}_residual")
+        return x if self.norms_first else w.layer_norm(x, f"{at}_norm", EPS)
 
 
 def to_gguf(text: BartText) -> GgufText:  # noqa: ARG001
@@ -172,18 +191,23 @@ def read(c: Settings) -> BartText:
             f"{c.where}: {heads} heads of width {width}; expected heads that divide an even width"
         )
     learned = c.flag("use_learned_position_embeddings", True)
+    kind = c.get("model_type", "")
+    context = c.count("max_position_embeddings", CONTEXTS.get(kind, 512))
+    # Of an encoder that reads a picture and a prompt there are as many states as positions.
+    reads = kind in READING and c.get("vision_config", None) is not None
     return BartText(
         depth=c.count("decoder_layers", 12, maximum=MAX_LAYERS),
         width=width,
         ffn=c.count("decoder_ffn_dim", 4096, maximum=MAX_WIDTH),
         heads=heads,
         vocabulary=c.count("vocab_size", 50265),
-        context=c.count("max_position_embeddings", 512),
+        context=context,
         gelu=ACTIVATIONS[c.choice("activation_function", ACTIVATIONS, "gelu")],
         embedding_scale=width**0.5 if c.flag("scale_embedding", False) else 1.0,
         embedding_norm=c.flag("layernorm_embedding", True),
+        norms_first=kind == "mbart",
         pad=None if learned else c.token_id("pad_token_id", 1),
         tied=c.flag("tie_word_embeddings", True),
         encoder_width=c.count("cross_attention_hidden_size", width, maximum=MAX_WIDTH),
-        encoder_rows=c.count("encoder_rows", maximum=MAX_ROWS),
+        encoder_rows=c.count("encoder_rows", context if reads else None, maximum=MAX_ROWS),
     )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mtmd.base.errors import DualEncoderError, ModelError
 from mtmd.chat_template.template import ChatTemplate
@@ -107,11 +107,11 @@ def open_folder(folder: Path, template: Path | None = None, *, answers: bool = T
     tokenizer, ends = _tokenizer(folder, settings, vision, audio, text.vocabulary)
     check_vocabulary(tokenizer, text, where)
     if vision:
-        keys = ("image_token_index", "image_token_id")
-        _check_media_token(folder, settings, keys, vision.image_token, tokenizer)
-        if isinstance(vision, BeginsText):
-            part = settings.part("text_config")
-            _check_media_token(folder, part, ("bos_token_id",), vision.image_token, tokenizer)
+        keys: tuple[str, ...] = ("image_token_index", "image_token_id")
+        part, family = settings, cast("object", vision)
+        if isinstance(family, BeginsText):
+            part, keys = settings.part("text_config"), (family.begin_key,)
+        _check_media_token(folder, part, keys, vision.image_token, tokenizer)
     if audio:
         keys = ("audio_token_index", "audio_token_id")
         _check_media_token(folder, settings, keys, audio.token, tokenizer)
@@ -265,18 +265,32 @@ def _image_processor(folder: Path, config: Settings) -> Settings:
         {
             **image.values,
             "video_processor": video,
-            "tokens": _tokens(folder),
+            "tokens": _tokens(folder, config.flag("is_encoder_decoder", False)),
             "processor": both.values,
         },
         image.where,
     )
 
 
-def _tokens(folder: Path) -> dict[str, Any]:
-    """Return the tokenizer's settings, with the tokens that they name."""
+def _tokens(folder: Path, added: bool = False) -> dict[str, Any]:
+    """Return the tokenizer's settings, with the tokens that they name, and, if `added`, those that
+    other files add, as `added_tokens_decoder`.
+    """
     tokens = read_json(folder / TOKENIZER_CONFIG, required=False)
     named = tokens.get("extra_special_tokens")
+    if added and "added_tokens_decoder" not in tokens:
+        tokens = {**tokens, "added_tokens_decoder": _added_tokens(folder)}
     return {**tokens, **named} if isinstance(named, dict) else tokens
+
+
+def _added_tokens(folder: Path) -> dict[str, Any]:
+    """Return the tokens of added_tokens.json, or those that tokenizer.json adds, by their ids."""
+    listed = read_json(folder / "added_tokens.json", required=False)
+    if listed:
+        return {str(number): {"content": text} for text, number in listed.items()}
+    entries = read_json(folder / "tokenizer.json", required=False).get("added_tokens")
+    entries = entries if isinstance(entries, list) else []
+    return {str(one.get("id")): one for one in entries if isinstance(one, dict)}
 
 
 def _audio_family(folder: Path, settings: Settings) -> AudioFamily | None:
@@ -325,11 +339,12 @@ def _tokenizer(
 
 
 def _instruction_tokenizer(folder: Path, vision: VisionFamily | None) -> Tokenizer | None:
-    """Read the tokenizer of an encoder that reads the text of a prompt, None for one that does not.
-    Raises ModelError, also for one with more tokens than the encoder has.
+    """Read the tokenizer of an encoder that reads the text of a prompt, None for one that does not,
+    or not with one of its own. Raises ModelError, also for one with more tokens than the encoder
+    has.
     """
     family: object = vision
-    if not isinstance(family, Instructed):
+    if not isinstance(family, Instructed) or not family.instruction.folder:
         return None
     path, rows = folder / family.instruction.folder, family.instruction.rows
     result = Tokenizer.from_folder(path)

@@ -35,6 +35,9 @@ _PAIRS = re.compile(rf"\({_TWO}\)\s*(?:,\s*)?\({_TWO}\)")
 _LIST = re.compile(rf"\[{_FOUR}\]")
 _LOC = re.compile(r"((?:<loc\d{4}>){4})\s*([^<;\n]*)")
 _LOC_NUMBER = re.compile(r"\d{4}")
+# Florence-2's: a text and its boxes behind it, or the four corners around it
+_BIN = re.compile(r"(?:<loc_\d{1,3}>){4,400}")
+_BIN_NUMBER = re.compile(r"\d{1,3}")
 # DeepSeek-OCR's: one label, one box or several
 _DET_TAG = re.compile(r"<\|ref\|>([^<]*)<\|/ref\|>\s*<\|det\|>([^<]*)<\|/det\|>")
 # PaddleOCR-VL's: a text and the four corners around it, with marks around both or without
@@ -144,6 +147,11 @@ def _from_tags(text: str) -> Iterator[Region]:
     for match in _LOC.finditer(text):
         y1, x1, y2, x2 = (float(n) for n in _LOC_NUMBER.findall(match[1]))
         yield Region("box", (x1, y1, x2, y2), match[2].strip()[:LONGEST_LABEL], "1024")
+    for match in _BIN.finditer(text):
+        label = _label_before(text, match.start(), ">")
+        outline = text.endswith("<poly>", 0, match.start())
+        for values in _boxes_of_bins(_numbers(_BIN_NUMBER.findall(match[0])), outline):
+            yield Region("box", values, label, "1000")
     for match in _POINT_TAG.finditer(text):
         attributes = dict(_ATTRIBUTE.findall(match[1]))
         try:
@@ -155,6 +163,18 @@ def _from_tags(text: str) -> Iterator[Region]:
             )
         except (KeyError, ValueError):
             continue
+
+
+def _boxes_of_bins(numbers: tuple[float, ...], outline: bool) -> Iterator[tuple[float, ...]]:
+    """Read boxes of four numbers each, or, of eight where those are none, and of an `outline`, the
+    box around all points; a number is the middle of its thousandth.
+    """
+    middles = tuple(number + 0.5 for number in numbers)
+    boxes = [middles[at : at + 4] for at in range(0, len(middles) - 3, 4)]
+    if outline or (len(middles) == 8 and not all(x1 < x2 and y1 < y2 for x1, y1, x2, y2 in boxes)):
+        across, down = middles[: len(middles) // 2 * 2 : 2], middles[1::2]
+        boxes = [(min(across), min(down), max(across), max(down))]
+    yield from boxes
 
 
 def _label_before(text: str, end: int, ends: str = "") -> str:

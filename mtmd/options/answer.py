@@ -139,8 +139,8 @@ class AnswerOptions(Sampling):
         None,
         one_of(*TASKS, takes="Task"),
         "ask for a task in the words of the model's authors, in place of a prompt: markdown, text, "
-        "table, formula, layout (boxes with text), or a caption; 'mtmd info' shows which the model "
-        "has",
+        "table, formula, layout (boxes with text), a caption, or objects (boxes with names); 'mtmd "
+        "info' shows which the model has",
         default="the prompt",
     )
     stop: tuple[str, ...] = option(

@@ -20,7 +20,15 @@ else:  # torch is not loaded for types
 
 Detail: TypeAlias = Literal["auto", "low", "high"]
 Task: TypeAlias = Literal[
-    "markdown", "text", "table", "formula", "layout", "caption", "short-caption", "long-caption"
+    "markdown",
+    "text",
+    "table",
+    "formula",
+    "layout",
+    "caption",
+    "short-caption",
+    "long-caption",
+    "objects",
 ]
 Path: TypeAlias = str | PathLike[str]
 
@@ -200,8 +208,8 @@ class AnswerKeywords(TypedDict, total=False):
 
     task: Task | None
     """ask for a task in the words of the model's authors, in place of a prompt: markdown, text,
-    table, formula, layout (boxes with text), or a caption; 'mtmd info' shows which the model
-    has.
+    table, formula, layout (boxes with text), a caption, or objects (boxes with names); 'mtmd
+    info' shows which the model has.
     """
 
     stop: str | Sequence[str] | None

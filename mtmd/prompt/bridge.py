@@ -413,11 +413,12 @@ class Bridge:
             )
         if isinstance(family, RewritesPrompt):
             text = family.rewritten(text)
+        read: tuple[int, ...] = ()
+        if shown and isinstance(family, Instructed):
+            text, read = self._instruction(text, family.instruction)
         tokens = {self.tokenizer.id(token) for token in self.tokens}
         pieces = pieces_of(self._encoded(text), tokens, _parts(shown))
-        if shown and isinstance(family, Instructed):
-            read = self._instruction(text, family.instruction)
-            pieces = [p if p.is_text else replace(p, instruction=read) for p in pieces]
+        pieces = [p if p.is_text else replace(p, instruction=read) for p in pieces]
         first = 0
         for one in shown:
             count = len(flat([one]))
@@ -442,17 +443,24 @@ class Bridge:
         pictures, token, rest = text.rpartition(self.encoder.family.image_token)
         return [*self.tokenizer.encode(pictures + token), *self.tokenizer.encode_prompt(rest)]
 
-    def _instruction(self, text: str, how: Instruction) -> tuple[int, ...]:
-        """The text behind the pictures in the tokens of the encoder, of a long one the end: its
-        authors cut it so.
+    def _instruction(self, text: str, how: Instruction) -> tuple[str, tuple[int, ...]]:
+        """Return what the decoder reads of a prompt, and the text behind the pictures in the tokens
+        of the encoder, of a long one the end: its authors cut it so. Raises PromptError for one
+        that is too long where the decoder does not read it.
         """
-        tokenizer = self._instruction_tokenizer
-        assert tokenizer is not None and self.encoder is not None
-        _, _, text = text.rpartition(self.encoder.family.image_token)
+        assert self.encoder is not None
+        tokenizer = self._instruction_tokenizer or self.tokenizer
+        pictures, token, words = text.rpartition(self.encoder.family.image_token)
         before, after = tokenizer.prefix, tokenizer.suffix
-        ids = tokenizer.encode(tokenizer.seal(text.replace(SEAL, "")))
+        ids = tokenizer.encode(_sealed(words.replace(SEAL, ""), tokenizer, how.written))
         room = how.tokens - len(before) - len(after)
-        return (*before, *ids[max(len(ids) - room, 0) :], *after)
+        if how.in_place is not None and len(ids) > room:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, expected at most {room}, which this model's "
+                "encoder reads with a picture; shorten it"
+            )
+        read = *before, *ids[max(len(ids) - room, 0) :], *after
+        return text if how.in_place is None else pictures + token + how.in_place, read
 
     @property
     def _shares_marks(self) -> bool:
@@ -520,13 +528,13 @@ class Bridge:
             shown = prepared[piece.picture]
             encoder = self.encoder_of(shown)
             attended: object = encoder.family
-            if isinstance(attended, ContextFamily):
-                rows, real = embeddings[piece.picture], attended.real_rows(shown.plan)
-                spans.append(Span(piece.tokens, rows, content=shown.content, real=real))
-                continue
             rows, content = embeddings[piece.picture], shown.content
             if piece.instruction:
                 rows, content = self._instructed(shown, rows, piece.instruction, observe)
+            if isinstance(attended, ContextFamily):
+                real = len(rows) if piece.instruction else attended.real_rows(shown.plan)
+                spans.append(Span(piece.tokens, rows, content=content, real=real))
+                continue
             rows = rows[piece.start : piece.start + len(piece.tokens)]
             if isinstance(encoder, AudioEncoder):
                 rows = encoder.widened(rows, self.image_width)
@@ -589,6 +597,14 @@ class Bridge:
                 for i, row in zip(ids, rows, strict=True)
             ]
         return spans
+
+
+def _sealed(text: str, tokenizer: Tokenizer, written: re.Pattern[str] | None) -> str:
+    """A user's text without special tokens, but for those that may be written."""
+    if written is None:
+        return tokenizer.seal(text)
+    parts = written.split(text)
+    return "".join(part if i % 2 else tokenizer.seal(part) for i, part in enumerate(parts))
 
 
 def flat(shown: Sequence[Shown]) -> list[Single]:

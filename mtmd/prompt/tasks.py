@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mtmd.base.errors import PromptError
-from mtmd.clip.tasks import check_task
+from mtmd.clip.family import ShowsTokens
+from mtmd.clip.tasks import check_task, tasks_of
 from mtmd.prompt.conversation import Message, OwnWords
 
 CONFLICT = "task: found with a prompt, expected one of them; a task has its own prompt"
@@ -36,6 +37,13 @@ def with_task(messages: Sequence[Message], task: str, prompts: Mapping[str, str]
         raise PromptError(CONFLICT)
     question = {"type": "text", "text": OwnWords(prompts[task])}
     return [*before, {**last, "content": [*pictures, question]}]
+
+
+def shown_tokens(family: object) -> re.Pattern[str] | None:
+    """Return which special tokens are text of a family's answers, None for none."""
+    if isinstance(family, ShowsTokens):
+        return family.shown_tokens
+    return LOCATION_TOKEN if "layout" in tasks_of(family) else None
 
 
 def _is_blank(part: Any) -> bool:

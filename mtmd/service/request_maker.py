@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 from mtmd.base.errors import ContextError, OptionError
-from mtmd.clip.tasks import tasks_of
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.llm.engine.prompt import Constraint
 from mtmd.llm.sampling.json_schema import left_out
@@ -18,7 +17,7 @@ from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.options.answer import AnswerOptions
 from mtmd.prompt.conversation import Message, RawPrompt
 from mtmd.prompt.prompts import PreparedPrompt, Prompts
-from mtmd.prompt.tasks import LOCATION_TOKEN
+from mtmd.prompt.tasks import shown_tokens
 from mtmd.prompt_logprobs import check_prompt_logprobs
 from mtmd.service.call_plan import CallPlan, check_ids, plan_calls
 from mtmd.service.prompt_scores import PromptScores
@@ -96,8 +95,8 @@ class RequestMaker:
         thought = self._thought(prompt, settings, plan)
         constraint, warnings = self._constraint(settings, plan, stop, thought)
         keep = frozenset(plan.marks if plan else ())
-        if "layout" in tasks_of(loaded.checkpoint.vision):  # whose answers say where things are
-            keep |= {i for text, i in tokenizer.silent.items() if LOCATION_TOKEN.fullmatch(text)}
+        if (shown := shown_tokens(loaded.checkpoint.vision)) is not None:
+            keep |= {i for text, i in tokenizer.silent.items() if shown.fullmatch(text)}
         stream = tokenizer.stream(keep=keep) if thought is None else thought.stream
         return Request(
             Ticket(cancel, sum(one.stored for one in prompt.pictures)),

@@ -16,6 +16,8 @@ MODULES = (
     "idefics2",
     "mllama",
     "trocr",
+    "donut",
+    "florence2",
     "ovis2",
     "gemma4",
     "idefics3",

@@ -26,7 +26,18 @@ PROMPT_CASES = [
     (row, variant)
     for row, variant in CHOSEN
     if "experts" in variant
-    or row in ("qwen3_5", "qwen3_next", "lfm2_vl", "kimi_k25", "mllama", "trocr", "blip")
+    or row
+    in (
+        "qwen3_5",
+        "qwen3_next",
+        "lfm2_vl",
+        "kimi_k25",
+        "mllama",
+        "trocr",
+        "donut",
+        "florence2",
+        "blip",
+    )
 ]
 PROMPTS = (tuple(range(3, 43)), tuple(range(30, 39)), (5,))
 

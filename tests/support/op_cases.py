@@ -447,6 +447,11 @@ def _conv2d(d: Draw) -> Case:
     ], {"grid": grid, "stride": stride, "padding": padding, "groups": groups}
 
 
+def _channel_attention(d: Draw) -> Case:
+    shape = d.batch(), d.size(), d.size(1, 2, 5), d.size(1, 3, 8)
+    return [d.values(*shape) for _ in "qkv"], {"scale": shape[1] ** -0.5}
+
+
 def _windows(d: Draw) -> Case:
     grid, size = (d.size(1, 3, 5), d.size(2, 3, 6)), d.size(1, 2, 3)
     return [d.values(d.batch(), grid[0] * grid[1], d.size())], {"grid": grid, "size": size}
@@ -828,6 +833,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "mul": _add,
     "paged_attention": _paged_attention,
     "part": _part,
+    "channel_attention": _channel_attention,
     "conv2d": _conv2d,
     "patch_embed": _patch_embed,
     "place_rows": _location_rows,

@@ -43,7 +43,7 @@ class BlipVision:
     tasks = TASKS
     end = END
     control = ()
-    image_token_begins = True
+    begin_key = "bos_token_id"
     unused = ()
 
     def real_rows(self, plan: ImagePlan) -> int:  # noqa: ARG002

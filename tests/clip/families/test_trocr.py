@@ -11,7 +11,7 @@ from trocr import trocr
 
 from mtmd.base.errors import ModelError, PromptError
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.clip.families.trocr import TrOcrVision, read, usual_words
+from mtmd.clip.families.encoder_decoder.trocr import TrOcrVision, read, usual_words
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
+import pytest
 import torch
 from ranks import Member, lockstep
 from shared_graphs import Maker, Source
@@ -17,6 +18,7 @@ from mtmd.kernels.graph import graph_input, toposort
 from mtmd.kernels.parallel.rules import RULES
 from mtmd.kernels.parallel.shard import Sharding
 from mtmd.kernels.parallel.slices import Slice
+from mtmd.kernels.plan.flash_choice import AttentionForm
 
 CASES = 100  # `python tests/kernels/parallel/test_shard.py 10000` for more
 STEPS = 2  # a second step reads the states that the first has left
@@ -60,11 +62,12 @@ def _is_part(node: object) -> bool:
 ON_WHOLE = {"add_rows", "cast", "concat", "embed", "kv_half", "layer_norm", "place_rows", "rows"}
 
 IN_FAMILIES = {"head_matmul"}  # latent attention, which tests/families/test_ranks.py shares out
+BELOW = {"channel_attention"}
 
 
 def test_random_graphs_compute_what_the_whole_computes() -> None:
     seen = sum((check(seed) for seed in range(CASES)), Counter[str]())
-    assert set(RULES) - set(seen) <= ON_WHOLE | IN_FAMILIES
+    assert set(RULES) - set(seen) <= ON_WHOLE | IN_FAMILIES | BELOW
 
 
 def test_a_rank_with_next_to_no_share_has_the_least_there_is() -> None:
@@ -102,6 +105,36 @@ def test_a_view_that_a_graph_returns_is_whole_on_every_rank() -> None:
     assert graphs[0][0].op == "all_gather"
     for (output,) in lockstep(graphs, {}, [{}, {}]):
         torch.testing.assert_close(output, (x @ w.T)[None])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", ["flash", "explicit", "channels"])
+def test_heads_with_a_mask_each_and_groups_of_channels_are_shared(size: int, kind: str) -> None:
+    source, heads, head, rows = Source(), 6, 4, 5
+    x, mask = torch.randn(2, rows, 24), torch.randn(heads, rows, rows)
+    given = graph_input("x", (2, rows, 24), torch.float32, lambda _: x)
+    added = graph_input("mask", tuple(mask.shape), torch.float32, lambda _: mask)
+    q, k, v = (
+        ops.reshape(
+            ops.matmul(given, source.add(part, torch.randn(24, 24)), name=part),
+            shape=(2, rows, heads, head),
+            name=f"{part}.heads",
+        )
+        for part in "qkv"
+    )
+    if kind == "channels":
+        mixed = ops.channel_attention(q, k, v, scale=0.1, name="attn")
+    else:
+        form = AttentionForm(all_explicit=kind == "explicit")
+        mixed = form(q, k, v, added, name="attn", scale=0.1)
+    flat = ops.reshape(mixed, shape=(2, rows, 24), name="flat")
+    out = [ops.matmul(flat, source.add("out", torch.randn(24, 24)), name="out")]
+    shardings = [Sharding(Member(rank, size), ()) for rank in range(size)]
+    graphs = [sharding.rewrite(out) for sharding in shardings]
+    assert not shardings[0].kept_whole
+    (expected,) = lockstep([out], {}, [{}])
+    for outputs in lockstep(graphs, {}, [{} for _ in graphs]):
+        torch.testing.assert_close(outputs[0], expected[0], rtol=1e-4, atol=1e-5)
 
 
 if __name__ == "__main__":

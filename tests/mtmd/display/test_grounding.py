@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from mtmd.display.grounding import CHARS_MAX, MAXIMUM, Region, find_regions
@@ -56,6 +58,14 @@ def boxes(text, **sizes):
         ),
         ("<ref>cat</ref><box>[[10, 20, 30, 40]]</box>", ("box", (10, 20, 30, 40), "cat", "1000")),
         ("<loc0020><loc0010><loc0040><loc0030> cat", ("box", (10, 20, 30, 40), "cat", "1024")),
+        (
+            "a cat<loc_10><loc_20><loc_30><loc_40>",
+            ("box", (10.5, 20.5, 30.5, 40.5), "a cat", "1000"),
+        ),
+        (
+            "A 1<loc_10><loc_21><loc_30><loc_20><loc_29><loc_40><loc_11><loc_39>",
+            ("box", (10.5, 20.5, 30.5, 40.5), "A 1", "1000"),
+        ),
         (
             '<point x="61.5" y="40.4" alt="an ear">ear</point>',
             ("point", (61.5, 40.4), "an ear", "100"),
@@ -205,3 +215,24 @@ def test_the_scale_that_the_authors_state() -> None:
     assert (found.scale, found.why) == ("processed", "the model's authors say so")
     tagged = find_regions("<box>(10,20),(30,40)</box>", SEEN, OWN, "processed")
     assert tagged is not None and tagged.regions[0].scale == "1000"
+
+
+def test_several_boxes_of_one_label_in_thousandths():
+    """As Florence-2 writes a label that it finds twice; compared with transformers' reading."""
+    from transformers.models.florence2.processing_florence2 import Florence2PostProcessor
+
+    text = (
+        "car<loc_52><loc_332><loc_932><loc_774>"
+        "door<loc_710><loc_576><loc_845><loc_770><loc_1><loc_2><loc_3><loc_4>"
+    )
+    reader = Florence2PostProcessor.__new__(Florence2PostProcessor)
+    reader.quantize_bins = (1000, 1000)
+    theirs = reader.parse_description_with_bboxes_from_text_and_spans(text, (1000, 1000))
+    assert [(label, [int(v) for v in values]) for _, values, label, _ in boxes(text)] == [
+        (re.sub("<.*", "", one["cat_name"]), one["bbox"]) for one in theirs
+    ]
+
+
+def test_an_outline_is_the_box_around_it():
+    text = "<poly><loc_10><loc_20><loc_30><loc_25><loc_20><loc_40></poly>"
+    assert boxes(text) == [("box", (10.5, 20.5, 30.5, 40.5), "", "1000")]

@@ -28,6 +28,7 @@ CASES = [
     (f"{TAGS}; {TAGS}", "", f"{TAGS}; {TAGS}"),
     (f"{TAGS} sits there.", f"{TAGS} sits there.", ""),
     ("<loc0001><loc0002><loc0003><loc0004> cat", "", "<loc0001><loc0002><loc0003><loc0004> cat"),
+    ("cat<loc_1><loc_2><loc_3><loc_4>", "", "cat<loc_1><loc_2><loc_3><loc_4>"),
     ('```json\n{"a": 1}\n```', '```json\n{"a": 1}\n```', ""),
     (
         "A [link](https://example.com) and {braces}",

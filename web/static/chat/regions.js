@@ -69,7 +69,7 @@ export function inPixels(grounding, units, sizes) {
 
 const MEMBER = /["'](?:bbox_2d|bbox|box_2d|box|point_2d|point)["']\s*:\s*\[/;
 const NUMBERS = /^\[[\s\d.,[\]-]*\]$/; // of one box, or of several
-const TAGS = /(?:<(?:ref|\|object_ref_start\|)>[^<]*<[^<>]*>\s*)?<(?:box|\|box_start\|)>[^<]*<(?:\/box|\|box_end\|)>|(?:<loc\d{4}>){4}[^<;\n]*|<point\s[^<>]*>[^<]*<\/point>|<\|ref\|>[^<]*<\|\/ref\|>\s*<\|det\|>[^<]*<\|\/det\|>/g;
+const TAGS = /(?:<(?:ref|\|object_ref_start\|)>[^<]*<[^<>]*>\s*)?<(?:box|\|box_start\|)>[^<]*<(?:\/box|\|box_end\|)>|(?:<loc\d{4}>){4}[^<;\n]*|[^<>\n]{0,80}(?:<loc_\d{1,3}>){4,400}|<point\s[^<>]*>[^<]*<\/point>|<\|ref\|>[^<]*<\|\/ref\|>\s*<\|det\|>[^<]*<\|\/det\|>/g;
 const FENCE = /^[ \t]*(?:```|~~~)/;
 const READ_MAX = 1 << 20; // characters that are looked at for the ends of what begins
 

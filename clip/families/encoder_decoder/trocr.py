@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from mtmd.base.errors import ModelError, PromptError
+from mtmd.base.errors import PromptError
 from mtmd.clip.blocks import VitParams, biased_parameters, read_vit, vit_block, vit_parameters
+from mtmd.clip.families.encoder_decoder.words import FIRST, square_sizes, usual_words
 from mtmd.clip.image.pixels import read_normalize
 from mtmd.clip.pictures_first import pictures_first
 from mtmd.clip.resolution.fixed_square import FixedSquare, read_fixed_square
@@ -22,8 +22,6 @@ from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
-# Tokens before those of patches: a class token, and DeiT's, which learned from a teacher
-FIRST = {"vit": ("cls_token",), "deit": ("cls_token", "distillation_token")}
 DESCRIBE = "Describe the image."
 TASKS = {"text": ""}
 TEMPLATE = pictures_first("{{ text }}")
@@ -38,6 +36,9 @@ LAYER = {
     "mlp.fc1": ("intermediate.dense", "mlp.fc1"),
     "mlp.fc2": ("output.dense", "mlp.fc2"),
 }
+
+
+__all__ = ["TrOcrVision", "read", "usual_words"]
 
 
 @dataclass(frozen=True)
@@ -147,56 +148,13 @@ def _layer_names(name: str) -> tuple[str, ...]:
     )
 
 
-def usual_words(config: Settings) -> dict[str, Any]:
-    """Return what config.json says of an encoder and a decoder in the words of other models, and to
-    how many states of what width tokens attend. Raises ModelError for what cannot be followed.
-    """
-    encoder, decoder = config.part("encoder"), config.part("decoder")
-    kind = encoder.choice("model_type", FIRST, "")
-    decoder.choice("model_type", ("trocr",), "")
-    side, patch = _sizes(encoder)
-    width = encoder.count("hidden_size", 768, maximum=MAX_WIDTH)
-    read = decoder.get("cross_attention_hidden_size", None)
-    if read not in (None, width):
-        raise ModelError(
-            f"{decoder.where}: cross_attention_hidden_size is {read!r:.20}, expected {width}, the "
-            "encoder's hidden_size"
-        )
-    more = {"encoder_rows": len(FIRST[kind]) + (side // patch) ** 2}
-    shared = {k: v for k, v in config.values.items() if k not in ("encoder", "decoder")}
-    shared.pop("tie_word_embeddings", None)  # of the two; the decoder says it of its own tables
-    return {
-        **shared,
-        "eos_token_id": config.get("eos_token_id", decoder.get("eos_token_id", 2)),
-        "image_token_id": config.token_id("decoder_start_token_id", 2),
-        "vision_config": encoder.values,
-        "text_config": {**decoder.values, **more},
-    }
-
-
-def _sizes(encoder: Settings) -> tuple[int, int]:
-    """Pixels on a side of the picture, and of a patch."""
-    sizes = []
-    for key, default in (("image_size", 224), ("patch_size", 16)):
-        value = encoder.get(key, default)
-        if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
-            value = value[0]
-        sizes.append(Settings({key: value}, encoder.where).count(key))
-    side, patch = sizes
-    if side % patch:
-        raise ModelError(
-            f"{encoder.where}: image_size {side} is no whole number of patches of {patch} pixels"
-        )
-    return side, patch
-
-
 def read(top: Settings, image: Settings) -> TrOcrVision:
     """Read it from config.json in `usual_words` and the image processor's settings, with
     transformers' defaults; ModelError where a value cannot be followed.
     """
     vision, text = top.part("vision_config"), top.part("text_config")
     vision.choice("num_channels", (3,), 3)
-    side, patch = _sizes(vision)
+    side, patch = square_sizes(vision)
     vit = read_vit(vision, layers=12, width=768, ffn=3072, heads=12, act="gelu", eps=1e-12)
     width = text.count("d_model", 1024, maximum=MAX_WIDTH)
     reads = text.get("cross_attention_hidden_size", None)

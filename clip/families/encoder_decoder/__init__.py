@@ -1,0 +1,1 @@
+"""Encoders and decoders of transformers' `vision-encoder-decoder`: TrOCR and Donut."""
