@@ -10,6 +10,7 @@ decode 64 after it.
     python benchmarks/peers.py --types Q4_0,Q8_0 --shape smollm2-1.7b
     python benchmarks/peers.py --llama-dir ~/llama.cpp/build/bin
     python benchmarks/peers.py --types Q4_0,Q8_0 --openvino ~/openvino/bin/python
+    python benchmarks/peers.py --types Q4_0 --dtype fp32 --int8      also with --activations int8
 
 --context are the tokens read before those that are decoded, --batch the sequences that decode at
 once; the first of each is the base, from which the others are varied one at a time. Peers:
@@ -143,6 +144,7 @@ def parties(
     more: list[str],
     dtype: str,
     openvino: str | None,
+    int8: bool = False,
 ) -> list[Party]:
     """Ours first, then the peers that are installed."""
     result: list[Party] = []
@@ -153,6 +155,15 @@ def parties(
     own = lambda: f"mtmd {installed('mtmd')}, torch {installed('torch')}"  # noqa: E731
     everything = (*TYPES, *ENCODES)
     add("mtmd", everything, lambda t, n: ours(folder, shape, sizes, t, n, dtype), own)
+    if int8:
+        quantized = [kind for kind in TYPES if kind != "BF16"]
+        in_8_bits = ["--activations", "int8"]
+        add(
+            "mtmd int8",
+            quantized,
+            lambda t, n: ours(folder, shape, sizes, t, n, dtype, in_8_bits),
+            own,
+        )
     if bench := program("llama-bench", llama):
         start = [bench, *more]
         add(
@@ -229,11 +240,19 @@ def program(name: str, folder: Path | None) -> str | None:
     return shutil.which(name, path=folder) if folder else shutil.which(name)
 
 
-def ours(folder: Path, shape: str, sizes: Sizes, kind: str, threads: int, dtype: str) -> Rates:
+def ours(
+    folder: Path,
+    shape: str,
+    sizes: Sizes,
+    kind: str,
+    threads: int,
+    dtype: str,
+    options: Sequence[str] = (),
+) -> Rates:
     if kind in ENCODES:
         return worker("mtmd", folder, shape, sizes, kind, threads, dtype)
     command = [sys.executable, "-m", "mtmd.cli", "bench", "--json", "--no-ops", "--rounds", "1"]
-    command += ["--threads", str(threads), "--dtype", dtype]
+    command += ["--threads", str(threads), "--dtype", dtype, *options]
     command += [str(folder / f"{kind}.gguf"), "--images", "0", "--decode", str(DECODE)]
     command += ["--context", ",".join(map(str, sizes.context))]
     command += ["--batch", ",".join(map(str, sizes.batch))]
@@ -773,7 +792,8 @@ def compare(args: argparse.Namespace, folder: Path) -> dict[Key, list[float]]:
 
     more = args.llama_bench_args.split()
     everybody = parties(
-        *(folder, args.shape, args.sizes, args.llama_dir, more, args.dtype, args.openvino)
+        *(folder, args.shape, args.sizes, args.llama_dir, more, args.dtype, args.openvino),
+        int8=args.int8,
     )
     if args.parties:
         everybody = [party for party in everybody if party.name in args.parties.split(",")]
@@ -854,6 +874,9 @@ def main() -> None:
     )
     parser.add_argument("--load", default="0", help="busy processes, like 0,1 (default: 0)")
     parser.add_argument("--dtype", default="bf16", help="of this project (default: %(default)s)")
+    parser.add_argument(
+        "--int8", action="store_true", help="also this project with --activations int8"
+    )
     parser.add_argument("--parties", metavar="LIST", help="some of them (default: all there are)")
     parser.add_argument("--llama-dir", type=Path, help="where llama.cpp's programs are")
     parser.add_argument(

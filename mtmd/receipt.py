@@ -136,7 +136,8 @@ class Receipt:
     do. `model_notes` say where the model's files contradict themselves, how they are read, and what
     its weights were quantized to. `adapters`: LoRA adapters that the answer was computed with, each
     with its scale. `kv_type` is the type in which keys and values are stored, and `kv_bytes` what
-    those of the prompt and the answer take."""
+    those of the prompt and the answer take. `activations` is "int8" where products of many rows
+    rounded them to that, else "auto"."""
 
     model: str
     images: tuple[ImageReceipt, ...]
@@ -173,6 +174,7 @@ class Receipt:
     adapters: dict[str, float] = field(default_factory=dict)
     kv_type: str = ""
     kv_bytes: int = 0
+    activations: str = "auto"
     audio: tuple[AudioReceipt, ...] = ()
     audio_tokens: int = 0
 
@@ -243,6 +245,8 @@ class Receipt:
         stored = ""
         if self.kv_type not in ("", self.dtype):
             stored = f", keys and values in {self.kv_type} ({mib(self.kv_bytes)})"
+        if self.activations != "auto":
+            stored += f", activations: {self.activations}"
         lines.append(
             f"{self.model} on {self.device}{threads}{ranks}, {self.dtype}{stored}; {where}{seed}"
         )

@@ -26,6 +26,7 @@ def rejects(
     bias: Type | None = None,  # noqa: ARG001
     *,
     quant: str | None = None,
+    int8: bool = False,  # noqa: ARG001
 ) -> str | None:
     return f"weights are {quant}; torch multiplies plain ones" if quant else None
 

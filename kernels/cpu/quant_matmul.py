@@ -36,6 +36,7 @@ def rejects(
     bias: Type | None = None,  # noqa: ARG001
     *,
     quant: str | None = None,
+    int8: bool = False,  # noqa: ARG001
 ) -> str | None:
     """None if the kernel multiplies tensors of these types, else why not."""
     if quant not in NATIVE:
@@ -45,7 +46,9 @@ def rejects(
     return None
 
 
-def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str) -> Tensor:
+def quant_matmul(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str, int8: bool = False
+) -> Tensor:
     """The `matmul` op
 
     x [..., K] fp32 or bf16, w u8 [N, bytes of K values], bias [N] -> [..., N]
@@ -56,12 +59,14 @@ def quant_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str
         if _by_tiles(quant, len(flat), len(w), flat.shape[1], x.dtype):
             _tiled(flat, w, bias, quant, out)
         else:
-            way = _few if _by_product(len(flat), x.shape[-1], quant) else _many
-            way(flat, w, bias, quant, out)
+            if _by_product(len(flat), x.shape[-1], quant):
+                _few(flat, w, bias, quant, out)
+            else:
+                _many(flat, w, bias, quant, out, int8)
     return out.view(*x.shape[:-1], len(w))
 
 
-def workspace(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> int:
+def workspace(x: Type, w: Type, bias: Type | None = None, *, quant: str, int8: bool = False) -> int:
     """Bytes beyond the result."""
     width = x.shape[-1]
     rows, outer = x.count // max(width, 1), w.shape[0]
@@ -82,7 +87,7 @@ def workspace(x: Type, w: Type, bias: Type | None = None, *, quant: str) -> int:
     if rows < product.HALF:
         copied += 4 * product.HALF * (width + outer)
         return copied + many_rows.workspace(quant, product.HALF, width, outer, torch.float32)
-    return copied + many_rows.workspace(quant, rows, width, outer, x.dtype)
+    return copied + many_rows.workspace(quant, rows, width, outer, x.dtype, int8)
 
 
 def _by_product(rows: int, width: int, quant: str) -> bool:
@@ -139,7 +144,7 @@ def _few(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) -> 
     _split(share, 0, outer, shares)
 
 
-def _many(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) -> None:
+def _many(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor, int8: bool) -> None:
     """Many rows of x; or a few of a weight whose rows are too short for the products, filled up, in
     fp32 as those are.
     """
@@ -148,7 +153,7 @@ def _many(x: Tensor, w: Tensor, bias: Tensor | None, quant: str, out: Tensor) ->
     bias = None if bias is None else bias.contiguous()
     rows, filled = len(x), product.HALF
     if rows >= filled:
-        many_rows.multiply(quant, x, w, bias, out)
+        many_rows.multiply(quant, x, w, bias, out, int8)
         return
     whole, result = torch.zeros(filled, x.shape[1]), torch.empty(filled, len(w))
     whole[:rows] = x

@@ -15,7 +15,14 @@ FEWEST_ROWS = 64  # below, laying the weight out costs more than torch's way
 FEWEST = 64  # numbers of a row of x and of the result
 
 
-def rejects(x: Type, w: Type, bias: Type | None = None, *, quant: str | None = None) -> str | None:
+def rejects(
+    x: Type,
+    w: Type,
+    bias: Type | None = None,
+    *,
+    quant: str | None = None,
+    int8: bool = False,  # noqa: ARG001
+) -> str | None:
     """None if the kernel multiplies tensors of these types, else why not."""
     if quant is not None:
         return f"weights are {quant}; the kernel supports plain ones"

@@ -20,7 +20,10 @@ def _flops(node: Node) -> int:
     return 2 * node.type.count * x.shape[-1]
 
 
-def _shape(x: Type, w: Type, bias: Type | None = None, *, quant: str | None = None) -> Type | None:
+def _shape(
+    x: Type, w: Type, bias: Type | None = None, *, quant: str | None = None, int8: bool = False
+) -> Type | None:
+    need(quant is not None or not int8, "int8 without a weight in blocks")
     need_floats(x)
     need(len(w.shape) == 2, f"w {list(w.shape)}")
     need(
@@ -38,10 +41,18 @@ def _shape(x: Type, w: Type, bias: Type | None = None, *, quant: str | None = No
 
 
 @op(shape=_shape, flops=_flops)
-def matmul(x: Tensor, w: Tensor, bias: Tensor | None = None, *, quant: str | None = None) -> Tensor:
+def matmul(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    *,
+    quant: str | None = None,
+    int8: bool = False,  # noqa: ARG001
+) -> Tensor:
     """x @ w.T + bias          x [..., K], w [N, K], bias [N] -> [..., N]
 
-    `quant` names the GGUF block type of w, which then is u8 [N, bytes of K values].
+    `quant` names the GGUF block type of w, which then is u8 [N, bytes of K values]. `int8`: a
+    backend may round x to 8 bits where it has many rows; this one does not.
     """
     return F.linear(x, w if quant is None else dequantize(w, quant).to(x.dtype), bias)
 

@@ -1308,7 +1308,10 @@ def _emit_wide_matmul(low: Lowering, node: Node, inputs: Operands) -> None:
     m, n, width, kind = rows_of_product(inputs), w.shape[0], x.shape[-1], _kind(node, w)
     user, addend = low.addend(node)
     biased = None if bias is None else name_of(bias)
-    made = many_rows.call(kind, m, width, n, name_of(x), biased, addend is not None, share=SHARE)
+    int8 = node.attrs.get("int8", False)
+    made = many_rows.call(
+        kind, m, width, n, name_of(x), biased, addend is not None, share=SHARE, int8=int8
+    )
     args: list[Location] = [*_operand(low, x, m, width, made), m, width, low.location(w)]
     args += [products.row_bytes(kind, width), n, low.location(bias) if bias is not None else 0]
     args += [low.make(user or node), n, *made.sizes]
@@ -1341,7 +1344,10 @@ def _emit_gated(low: Lowering, node: Node, inputs: Operands) -> None:
     assert x is not None and w is not None and other is not None
     m, n, width, kind = node.type.count // w.shape[0], w.shape[0], x.shape[-1], _kind(gate, w)
     how = node.attrs.get("approximate", "silu")
-    made = many_rows.call(kind, m, width, 2 * n, name_of(x), None, gated=how, share=SHARE)
+    int8 = gate.attrs.get("int8", False)
+    made = many_rows.call(
+        kind, m, width, 2 * n, name_of(x), None, gated=how, share=SHARE, int8=int8
+    )
     args: list[Location] = [*_operand(low, x, m, width, made), m, width, low.location(w)]
     args += [products.row_bytes(kind, width), 2 * n, 0, low.make(node), n, *made.sizes]
     args.append(low.location(other))

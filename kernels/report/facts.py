@@ -108,6 +108,15 @@ class KVFacts:
 
 
 @dataclass(frozen=True)
+class ActivationFacts:
+    """Activations rounded to a `type` in products of many rows: in `products` of the decoder's."""
+
+    type: str
+    products: int
+    all_products: int
+
+
+@dataclass(frozen=True)
 class FlashFacts:
     """Attention of one graph: `setting` asked for, `state` on, off or mixed; `rebuilt` nodes are
     explicit on the same device.
@@ -461,6 +470,7 @@ class WarmupFacts:
     machine: MachineFacts | None = None
     adapters: tuple[AdapterFacts, ...] = ()
     kv: KVFacts | None = None
+    activations: ActivationFacts | None = None
 
     @property
     def devices(self) -> tuple[str, ...]:

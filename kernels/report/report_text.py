@@ -30,7 +30,17 @@ def render(report: WarmupFacts, columns: int | None = None) -> str:
     """Render in lines of `columns` characters at most, None for as long as they are."""
     wide = columns is None or columns >= NARROW
     parts = (
-        *(_head, _result, _kv, _fit, _layers, _flash, _vision_attention, _preprocessing),
+        *(
+            _head,
+            _result,
+            _kv,
+            _activations,
+            _fit,
+            _layers,
+            _flash,
+            _vision_attention,
+            _preprocessing,
+        ),
         *(_speculation, _adapters, _warnings, _untried, _ranks, _programs, _dequantized, _graphs),
     )
     lines = [line.rstrip() for part in parts for line in part(report)]
@@ -66,6 +76,15 @@ def _head(report: WarmupFacts) -> Iterator[str]:
 def _kv(report: WarmupFacts) -> Iterator[str]:
     if report.kv is not None:
         yield kv_text(report.kv, report.dtype)
+        yield ""
+
+
+def _activations(report: WarmupFacts) -> Iterator[str]:
+    if (facts := report.activations) is not None:
+        yield (
+            f"activations: {facts.type} in {facts.products} of the decoder's {facts.all_products} "
+            "products with weights, where they have more than 24 rows"
+        )
         yield ""
 
 

@@ -84,6 +84,7 @@ class Runner:
         cuts_images: bool = False,
         flash_attn: str = "auto",
         kv_type: str = "auto",
+        int8: bool = False,
         overrides: abc.Sequence[Override] = (),
         residency: Residency | None = None,
         sharding: Sharding | None = None,
@@ -93,7 +94,8 @@ class Runner:
     ):
         """`sharding`: this is one rank of several, which has a part of the model. `split`: which of
         the first of the backends each layer prefers. `adapters` that sequences may choose; those of
-        `always` change products in every batch, each as much as its scale says.
+        `always` change products in every batch, each as much as its scale says. `int8`: products of
+        many rows may round activations to 8 bits.
         """
         self._gives_states = False
         self.adapters, self.always = tuple(adapters), tuple(always)
@@ -108,6 +110,7 @@ class Runner:
             tuple(overrides),
         )
         self.dtype, self.context, self.sequences = dtype, context, sequences
+        self.int8 = int8
         self.kv = KVType.of(kv_type, dtype)
         self._image_tokens, self._cuts_images = image_tokens, cuts_images
         self.pages = 1 + sequences * self.pages_for(context)
@@ -136,7 +139,13 @@ class Runner:
         the layers that it has.
         """
         outputs = self.whole_graph(batch, form, only)
-        return self.sharding.rewrite(outputs) if self.sharding else outputs
+        if self.sharding:
+            outputs = self.sharding.rewrite(outputs)
+        if self.int8:
+            from mtmd.kernels.plan.int8_products import marked  # loads LLVM
+
+            outputs = marked(outputs)
+        return outputs
 
     def whole_graph(
         self,

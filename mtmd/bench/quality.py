@@ -46,11 +46,12 @@ RESOLUTION = 256  # pixels a side of the picture
 KV_TOKENS = 1024  # for which the cache's bytes are told
 WIDTH = 88
 AS_LOADED = "as loaded"
-# Rows of the table where none are named: weights of models that are stored as plain numbers, and
-# the types of keys and values.
+# Rows of the table where none are named: weights of models that are stored as plain numbers, the
+# types of keys and values, and activations in 8 bits.
 USUAL: Mapping[str, tuple[str, ...]] = {
     "weights": ("FP8", "Q8_0", "Q6_K", "Q4_K_M"),
     "kv_type": ("q8_0", "fp8", "q8_0/q4_0", "q4_0"),
+    "activations": ("int8",),
 }
 LEGEND = (
     "KL: mean divergence of the next token's probabilities from the reference's, in nats, the text "
@@ -128,7 +129,8 @@ def measure_quality(
 ) -> QualityReport:
     """The model loaded with each of `variants`, options of loading by what the row is called,
     beside those of `base`; compared with `reference`, or else the model itself, computed in fp32.
-    Without variants as it is, and with the usual types of weights and of keys and values.
+    Without variants as it is, and with the usual types of weights, of keys and values, and of
+    activations.
 
     One model at a time is in memory. Raises MtmdError, for variants before anything is loaded.
     """

@@ -52,7 +52,7 @@ NO_USE = (
         "split",
         "tp",
     ),
-    *("kernels", "vision_attention", "no_graphs"),
+    *("kernels", "vision_attention", "no_graphs", "activations"),
 )
 
 

@@ -29,7 +29,7 @@ from mtmd.options.load import LoadOptions
 
 NO_USE = (  # of a device that is here
     *("device", "refuse", "threads", "memory_limit", "isolate", "allow_remote_media"),
-    *("kernels", "vision_attention", "no_graphs"),
+    *("kernels", "vision_attention", "no_graphs", "activations"),
 )
 
 

@@ -105,6 +105,10 @@ class LoadedModel:
         """What was looked at before the layout was chosen; None where it was asked for."""
         _check_ranks(checkpoint, chosen)
         _import_native(self.backends)
+        if chosen.activations == "int8":
+            from mtmd.kernels.plan import int8_products  # loads LLVM
+
+            int8_products.check_device(self.backends, self.dtype)
         self.layout, made = self._lay_out(context)
         chosen, self.backends = self.options, list(self.layout.backends)
         self.ranks = self._start_ranks(context) if chosen.tp > 1 and group is None else None
@@ -112,6 +116,8 @@ class LoadedModel:
         self.encoder, self.runner, self.audio_encoder = made or make_graphs(
             checkpoint, chosen, context, self.dtype, self.layout, group
         )
+        if chosen.activations == "int8":
+            int8_products.check_weights(self.runner.graph(BatchShape(1)))
         for encoder in self.encoders:
             _check_fit(encoder, checkpoint)
         if self.encoder:

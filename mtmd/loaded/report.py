@@ -30,7 +30,7 @@ from mtmd.kernels.report.measure_machine import computing_threads, machine_facts
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.llm.engine.speculation import refusal
-from mtmd.llm.warmup import check_decoder, decoder_graphs, measure_rows
+from mtmd.llm.warmup import activation_facts, check_decoder, decoder_graphs, measure_rows
 from mtmd.loaded.device_and_dtype import device_name
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.programs import Progress, make_programs
@@ -85,6 +85,7 @@ def warmup_report(
         lacks=by_torch.lacks if by_torch else None,
         adapters=_adapters(loaded),
         kv=loaded.kv,
+        activations=activation_facts(runner) if runner.int8 else None,
     )
     if report.ranks is not None:
         watch = None  # the other ranks, which are processes, would be taken for others

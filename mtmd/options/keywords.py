@@ -75,6 +75,12 @@ class LoadKeywords(TypedDict, total=False):
     computed in; or one for keys and one for values, such as q8_0/q4_0.
     """
 
+    activations: Literal["auto", "int8"] | None
+    """type to which activations are rounded in products of more than 24 rows with quantized
+    weights of the decoder, which read prompts: int8 (faster on CPUs without AMX, less exact;
+    docs/running.md) or auto (nothing that makes them less exact).
+    """
+
     override_tensor: str | Sequence[str] | None
     """run operations whose name, or whose weight's name, matches RE on DEVICE; may be repeated."""
 

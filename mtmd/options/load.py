@@ -150,6 +150,14 @@ class LoadOptions:
         "computed in; or one for keys and one for values, such as q8_0/q4_0",
         preset=True,
     )
+    activations: str = option(
+        "auto",
+        one_of("auto", "int8", metavar="TYPE"),
+        "type to which activations are rounded in products of more than 24 rows with quantized "
+        "weights of the decoder, which read prompts: int8 (faster on CPUs without AMX, less exact;"
+        " docs/running.md) or auto (nothing that makes them less exact)",
+        preset=True,
+    )
     override_tensor: tuple[str, ...] = option(
         (),
         texts("RE=DEVICE"),

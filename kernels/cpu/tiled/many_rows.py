@@ -9,9 +9,9 @@ from torch import Tensor
 
 from mtmd.kernels.cpu.native.compile import compile_kernel, compiler
 from mtmd.kernels.cpu.native.products import row_bytes
-from mtmd.kernels.cpu.tiled import product, team
+from mtmd.kernels.cpu.tiled import octets, product, team, words
 from mtmd.kernels.cpu.tiled.cpu import GENERIC, host_form, second_cache
-from mtmd.kernels.cpu.tiled.words import Prepared, in_words, prepared, takes, words_bytes
+from mtmd.kernels.cpu.tiled.words import in_words, takes
 
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 SHARE = 1 << 25  # products that a thread needs to have to be waited for: 50 us and more
@@ -29,7 +29,7 @@ class Call:
     sizes: tuple[int, ...]
     units: int
     scratch: int
-    prepared: Prepared | None = None
+    prepared: words.Prepared | None = None
 
 
 def call(
@@ -43,34 +43,50 @@ def call(
     gated: str | None = None,
     share: int | None = None,
     as_stored: bool = False,
+    int8: bool = False,
 ) -> Call:
     """The product of x [rows, width] with `columns` rows of a weight; types are named as in
     `emit_product`. `share`: products that a thread needs to have,
-    `SHARE` unless said otherwise. `as_stored`: in a form that reads x as it lies.
+    `SHARE` unless said otherwise. `as_stored`: in a form that reads x as it lies. `int8`: x may be
+    rounded to 8 bits.
     """
-    form = host_form(x) or GENERIC if as_stored else form_of(kind, x)
+    form = host_form(x) or GENERIC if as_stored else form_of(kind, x, int8)
     step, block = product.step_of(kind, form), product.block_of(width, product.item_of(form))
     panel, run, units = _shares(rows, width, columns, step, SHARE if share is None else share)
     results, rest, scratch = product.locations(kind, form, width, panel)
     sizes = panel, run, -(-rows // run), results, rest, block
     more = (add, gated) if add or gated else ()
     address = compile_kernel(product.emit_product, kind, form, x, bias or x, *more)
-    return Call(address, sizes, units, scratch, prepared(x) if form[0] == "words" else None)
+    return Call(address, sizes, units, scratch, _prepared(form, x))
 
 
-def form_of(kind: str, x: str) -> product.Form:
-    """Return the form of products of a type of weight and of x."""
-    form = host_form(x) or GENERIC
-    return in_words(form, compiler().cpu) if takes(kind) else form
+def form_of(kind: str, x: str, int8: bool = False) -> product.Form:
+    """Return the form of products of a type of weight and of x; `int8`: x may be rounded to 8 bits,
+    where that is faster.
+    """
+    form, cpu = host_form(x) or GENERIC, compiler().cpu
+    rounded = octets.in_octets(kind, form, cpu) if int8 else None
+    if rounded is not None:
+        return rounded
+    return in_words(form, cpu) if takes(kind) else form
 
 
-def multiply(kind: str, x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def _prepared(form: product.Form, x: str) -> words.Prepared | None:
+    """Return what lays x out for products of a form; None where they read x as it lies."""
+    if form[0] == "octets":
+        return octets.prepared(x)
+    return words.prepared(x) if form[0] == "words" else None
+
+
+def multiply(
+    kind: str, x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor, int8: bool = False
+) -> None:
     """out [M, N] = x [M, K] times a weight of N rows, all contiguous; x and `out` in fp32 or bf16,
-    M at least `product.HALF`, N at least 1.
+    M at least `product.HALF`, N at least 1. `int8`: x may be rounded to 8 bits.
     """
     (rows, width), columns = x.shape, len(w)
     biased = None if bias is None else TYPES[bias.dtype]
-    made = call(kind, rows, width, columns, TYPES[x.dtype], biased)
+    made = call(kind, rows, width, columns, TYPES[x.dtype], biased, int8=int8)
     here, stride = x.data_ptr(), width
     if made.prepared is not None:
         memory = torch.empty(made.prepared.bytes(rows, width) + team.ALIGN, dtype=torch.uint8)
@@ -81,11 +97,14 @@ def multiply(kind: str, x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor) 
     team.run(made.address, [*args, *made.sizes], made.units, 1, made.scratch)
 
 
-def workspace(kind: str, rows: int, width: int, columns: int, dtype: torch.dtype) -> int:
+def workspace(
+    kind: str, rows: int, width: int, columns: int, dtype: torch.dtype, int8: bool = False
+) -> int:
     """Return the bytes that `multiply` takes: a panel of the weight for each thread."""
-    form = form_of(kind, TYPES[dtype])
+    form = form_of(kind, TYPES[dtype], int8)
     panel, _, units = _shares(rows, width, columns, product.step_of(kind, form), SHARE)
-    more = words_bytes(rows, width) + team.ALIGN if form[0] == "words" else 0
+    laid_out = {"words": words.words_bytes, "octets": octets.octets_bytes}.get(form[0])
+    more = laid_out(rows, width) + team.ALIGN if laid_out else 0
     return more + team.scratch_bytes(product.locations(kind, form, width, panel)[2], units)
 
 

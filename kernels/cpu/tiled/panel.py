@@ -3,8 +3,8 @@
 A panel is some rows of the weight, in 16s, its columns in what is multiplied: vectors of one number
 of each of 16 rows in float32, or of two neighbours in bfloat16: [row / 16, number, 16 rows], which
 is the second operand of a tile, too. Numbers of blocks are multiplied by their scales here, once
-for all rows of x, and rounded once; or they stay integers, with scales of their own (`words`).
-Behind the last row that one comes again; behind the last number, zeros.
+for all rows of x, and rounded once; or they stay integers, with scales of their own (`words`,
+`octets`). Behind the last row that one comes again; behind the last number, zeros.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtmd.kernels.cpu.native.emit import F32, I16, I32, Emitter, Value, vec
+from mtmd.kernels.cpu.tiled import octets
 from mtmd.kernels.cpu.tiled.codes import FORMS, ROWS, RUN, TURN, Form, read_scales
 from mtmd.kernels.cpu.tiled.words import lay_step
 from mtmd.kernels.quantization.blocks import BLOCKS
@@ -93,7 +94,9 @@ def _lay_blocks(
                 e.prefetch(ahead.at(64 * line), near=2)
             numbers = _numbers(e, codes, [row.at(here) for row in rows], run % runs)
             here, at = to.at(run * step), (run - turn) * groups
-            if form == "words":
+            if form == "octets":
+                octets.lay_step(e, kind, numbers, tables, at, here)
+            elif form == "words":
                 lay_step(e, codes, numbers, tables, at, here)
             else:
                 _lay_scaled(e, form, _scaled(e, codes, numbers, tables, at), here)

@@ -10,19 +10,21 @@ is, and laying a panel out costs about as much as 30 to 60 rows of x. Sums are f
 added before they are rounded.
 
 Products come in the forms of `cpu.form_of`: tiles of AMX, dot products of two numbers in bfloat16,
-or float32 (for x in float32, too); and in 16-bit integers in place of float32 (`words`).
+or float32 (for x in float32, too); in 16-bit integers in place of float32 (`words`); and with x in
+8-bit integers, where that was asked for (`octets`).
 """
 
 from __future__ import annotations
 
 from mtmd.kernels.cpu.native.emit import F32, I16, I32, Emitter, Value, vec
+from mtmd.kernels.cpu.tiled import octets
 from mtmd.kernels.cpu.tiled.activation import activated
 from mtmd.kernels.cpu.tiled.panel import PLAIN, lay_panel
 from mtmd.kernels.cpu.tiled.words import Words, step_bytes
 
 STEP = 32  # rows, columns and numbers at a time
 HALF = 16  # rows at a time where no more are left, and the fewest
-BLOCK = {2: 8, 4: 4}  # steps of numbers, about, by bytes of a number
+BLOCK = {1: 8, 2: 8, 4: 4}  # steps of numbers, about, by bytes of a number
 MAX_COLUMNS = 256
 X, X_ROW, ROWS, WIDTH, W, W_BYTES, COLUMNS, BIAS, OUT, OUT_ROW = range(10)
 PANEL, RUN, RUNS, RESULTS, REST, STEPS, MORE = range(10, 17)
@@ -31,11 +33,13 @@ Form = tuple[str, int, int, int]  # as `cpu.form_of` has it
 
 def item_of(form: Form) -> int:
     """Bytes of a number of a panel."""
-    return 4 if form[0] == "single" else 2
+    return {"single": 4, "octets": 1}.get(form[0], 2)
 
 
 def step_of(kind: str, form: Form) -> int:
     """Bytes of 32 numbers of 16 columns of a panel."""
+    if form[0] == "octets":
+        return octets.step_bytes(kind)
     return step_bytes(kind) if form[0] == "words" else STEP * HALF * item_of(form)
 
 
@@ -63,7 +67,7 @@ def locations(kind: str, form: Form, width: int, panel: int) -> tuple[int, int, 
     results = panel // HALF * -(-width // STEP) * step_of(kind, form)
     rest, item = results + STEP * panel * 4, item_of(form)
     block = block_of(width, item)
-    if form[0] == "words":
+    if form[0] in ("words", "octets"):
         return results, rest, rest
     return results, rest, rest + STEP * STEP * item * (block if item == 4 else 1)
 
@@ -77,12 +81,11 @@ def emit_product(
     add: bool = False,
     gated: str | None = None,
 ) -> None:
-    """args: x, its row stride in elements (of `words`, x as prepared and no stride), rows (at least
-    16), width, w, bytes of its rows, columns
-    of the result, bias or 0, out, its row stride, columns of a panel (a multiple of 32), rows of a
-    run (a multiple of 32), number of runs, `locations` of sums and of the rest, `block_of` the
-    width, MORE. Units: panels * runs. `x` is the type of x and of the result, `bias` that of the
-    bias.
+    """args: x, its row stride in elements (of integers, x as prepared and no stride), rows (at
+    least 16), width, w, bytes of its rows, columns of the result, bias or 0, out, its row stride,
+    columns of a panel (a multiple of 32), rows of a run (a multiple of 32), number of runs,
+    `locations` of sums and of the rest, `block_of` the width, MORE. Units: panels * runs. `x` is
+    the type of x and of the result, `bias` that of the bias.
 
     `add`: MORE is added to the rounded result, and lies as `out` does. `gated`: MORE is a weight
     like w, columns of a panel and of the result are those of both, and out = f(x w) (x MORE), f
@@ -103,9 +106,11 @@ class Product:
         self.results, self.rest = e.scratch.at(e.arg(RESULTS)), e.scratch.at(e.arg(REST))
         self.steps = (self.width + (STEP - 1)) // STEP
         self.element = F32 if x == "f32" else I16
-        self.words: Words | None = None
+        self.words: Words | octets.Octets | None = None
         if form[0] == "words":
             self.words = Words(e, kind, self.x, self.rows, self.steps)
+        if form[0] == "octets":
+            self.words = octets.Octets(e, kind, self.x, self.rows, self.steps)
 
     def write(self) -> None:
         e = self.e
@@ -213,7 +218,7 @@ class Product:
     def _wide(self, lines: Value, start: Value, stop: Value, halves: int) -> tuple[Value, Value]:
         """A block of x and the stride of its rows: in float32 where that is multiplied."""
         e = self.e
-        if self.item == 2 or self.dtype == "f32":
+        if self.item < 4 or self.dtype == "f32":
             return lines.at(start * STEP, self.element), self.x_row
         count = (stop - start) * STEP
         with e.loop(0, halves * HALF) as r, e.loop(0, count, HALF) as at:
@@ -277,7 +282,14 @@ class Product:
                         e.store(s, total.get(), i * HALF)
 
     def _words(
-        self, words: Words, own: Value, row: Value, b: Value, start: Value, stop: Value, halves: int
+        self,
+        words: Words | octets.Octets,
+        own: Value,
+        row: Value,
+        b: Value,
+        start: Value,
+        stop: Value,
+        halves: int,
     ) -> None:
         """Some rows of x times two vectors of the panel at a time, as integers."""
         e, (_, lanes, each, columns) = self.e, self.form

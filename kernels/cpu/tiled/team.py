@@ -56,8 +56,8 @@ def _openmp() -> Callable[[int, int, int, int], None] | None:
     return None
 
 
-@lru_cache(maxsize=1)
 def _member() -> int:
+    """Not kept here: the process may have another compiler later, and this one's code with it."""
     return compiler().kernel(emit_member, signature=(PTR,))
 
 

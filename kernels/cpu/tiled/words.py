@@ -16,6 +16,7 @@ steps, 2].
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mtmd.kernels.cpu.native.compile import Cpu, compile_kernel
@@ -40,7 +41,7 @@ def in_words(form: tuple[str, int, int, int], cpu: Cpu) -> tuple[str, int, int, 
 
 
 def prepared(dtype: str) -> Prepared:
-    return Prepared(compile_kernel(emit_prepare, dtype), f"words {dtype}")
+    return Prepared(compile_kernel(emit_prepare, dtype), f"words {dtype}", words_bytes)
 
 
 def takes(kind: str) -> bool:
@@ -60,12 +61,10 @@ class Prepared:
 
     prepare: int
     name: str
+    bytes: Callable[[int, int], int]  # that so many rows of a width take
 
     def units(self, rows: int, width: int) -> int:  # noqa: ARG002
         return rows
-
-    def bytes(self, rows: int, width: int) -> int:
-        return words_bytes(rows, width)
 
 
 def words_bytes(rows: int, width: int) -> int:

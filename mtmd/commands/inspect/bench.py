@@ -32,7 +32,8 @@ DESCRIPTION = (
 MAXIMUM = 1 << 20
 LOADING = (
     *("mmproj", "chat_template", "device", "dtype", "weights", "flash_attn", "tensor_split"),
-    *("memory_limit", "tp", "no_kv_offload", "kv_type", "image_min_tokens", "image_max_tokens"),
+    *("memory_limit", "tp", "no_kv_offload", "kv_type", "activations"),
+    *("image_min_tokens", "image_max_tokens"),
 )
 LISTS = ("context", "threads")  # options of loading that are axes here
 
@@ -98,8 +99,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="OPTIONS",
         help=(
             "a row of the table: load options separated by commas, such as dtype=bf16; may be "
-            "repeated (default: as the model is loaded, and the usual types of weights and of keys "
-            "and values)"
+            "repeated (default: as the model is loaded, and the usual types of weights, keys and "
+            "values, and activations)"
         ),
     )
     quality.add_argument(

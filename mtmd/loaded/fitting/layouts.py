@@ -88,6 +88,7 @@ def make_graphs(
         cuts_images=vision is None or not vision.bidirectional,
         flash_attn=chosen.flash_attn,
         kv_type=chosen.kv_type,
+        int8=chosen.activations == "int8",
         overrides=overrides,
         residency=residency,
         sharding=Sharding(group, shares) if group else None,

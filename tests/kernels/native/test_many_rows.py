@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from mtmd.kernels.cpu.native import compile
 from mtmd.kernels.cpu.native.compile import Compiler, Cpu, host
-from mtmd.kernels.cpu.tiled import cpu, many_rows, product
+from mtmd.kernels.cpu.tiled import cpu, many_rows, octets, product
 from mtmd.kernels.cpu.tiled.codes import FORMS
-from mtmd.kernels.gpu.quant_matmul.cases import random_blocks
+from mtmd.kernels.gpu.quant_matmul.cases import HALVES, random_blocks
 from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, dequantize
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -40,12 +40,19 @@ NEEDS = {
 }
 
 
-def limit_of(kind: str, dtype: torch.dtype) -> float:
-    words = many_rows.form_of(kind, many_rows.TYPES[dtype])[0] == "words"
+EACH_WAY_IN_8_BITS = [  # products added in 16 bits sixteen at a time, eight, four, two, and none
+    (kind, torch.float32) for kind in ("Q2_K", "Q4_0", "Q4_1", "MXFP4", "Q5_K", "Q8_0", "U8_64")
+]
+
+
+def limit_of(kind: str, dtype: torch.dtype, int8: bool = False) -> float:
+    words = many_rows.form_of(kind, many_rows.TYPES[dtype], int8)[0] == "words"
     return max(LIMIT[dtype], WORDS) if words else LIMIT[dtype]
 
 
-def nmse(kind: str, rows: int, outer: int, blocks: int, dtype: torch.dtype) -> float:
+def nmse(
+    kind: str, rows: int, outer: int, blocks: int, dtype: torch.dtype, int8: bool = False
+) -> float:
     """The worst row's error, relative to such rows' power."""
     width, draw = blocks * BLOCKS[kind].values, torch.Generator().manual_seed(rows + outer)
     w = random_blocks(kind, outer, width, seed=outer)
@@ -53,10 +60,20 @@ def nmse(kind: str, rows: int, outer: int, blocks: int, dtype: torch.dtype) -> f
     numbers = dequantize(w, kind).double()
     bias = (b * numbers.square().sum(1).mean().sqrt()).to(dtype) if outer % 2 else None
     out = torch.full((rows, outer), torch.nan, dtype=dtype)
-    many_rows.multiply(kind, x, w, bias, out)
+    many_rows.multiply(kind, x, w, bias, out, int8)
+    if int8 and many_rows.form_of(kind, many_rows.TYPES[dtype], True)[0] == "octets":
+        x = in_8_bits(x.float())
     expected = F.linear(x.double(), numbers, None if bias is None else bias.double())
     power = x.double().square().mean() * numbers.square().mean() * width + expected.square().mean()
     return float((out.double() - expected).square().mean(1).amax() / power)
+
+
+def in_8_bits(x: torch.Tensor) -> torch.Tensor:
+    """x, float32, rounded as products in 8 bits do, in float64."""
+    runs = x.view(len(x), -1, 32)
+    largest = runs.abs().amax(2, keepdim=True)
+    rounded = (runs * (torch.tensor(127.0) / largest)).round().double()
+    return (rounded * (largest * (1 / 127)).double()).view(x.shape)
 
 
 @pytest.mark.parametrize("kind", sorted(NATIVE))
@@ -92,6 +109,11 @@ def test_the_forms_of_other_cpus(name, monkeypatch, tmp_path):
         ("Q2_K", torch.float32),
     ):
         assert nmse(kind, 37, 67, 2, dtype) <= limit_of(kind, dtype)
+    for kind, dtype in (("Q4_K", torch.bfloat16), ("Q6_K", torch.float32), *EACH_WAY_IN_8_BITS):
+        assert nmse(kind, 37, 67, 2, dtype, int8=True) <= limit_of(kind, dtype, int8=True)
+    assert many_rows.form_of("Q4_0", "f32", True)[0] == "octets"
+    by_dots = many_rows.form_of("Q8_0", "f32", True)[0] == "octets"
+    assert by_dots == ("VNNI" in name)
     in_words = many_rows.form_of("Q2_K", "f32")[0] == "words"
     assert in_words == (name in ("AVX-512 VNNI", "AVX-VNNI", "AVX2"))
     assert many_rows.form_of("NF4_64", "f32")[0] == many_rows.form_of("F8_64", "f32")[0] == "single"
@@ -118,6 +140,36 @@ def test_sums_of_integers_are_exact(kind):
     assert ((out.double() - expected).abs() <= bound).all()
 
 
+@pytest.mark.parametrize("kind", sorted(octets.CENTERS))
+def test_every_type_with_x_in_8_bits(kind):
+    assert nmse(kind, 33, 35, 3, torch.bfloat16, int8=True) <= limit_of(
+        kind, torch.bfloat16, int8=True
+    )
+
+
+@pytest.mark.parametrize("rows", [16, 17, 31, 32, 49, 600])
+def test_rows_in_8_bits(rows):
+    """The bound is float32's rounding: sums of integers are exact."""
+    assert nmse("Q5_0", rows, 100, 9, torch.float32, int8=True) <= LIMIT[torch.float32]
+
+
+@pytest.mark.parametrize("kind", sorted(octets.CENTERS.keys() & HALVES.keys()))
+@pytest.mark.parametrize("sign", [1, -1])
+def test_no_sum_in_16_bits_overflows(kind, sign):
+    """Each row of the weight has the same byte everywhere, so that one has the largest integers of
+    its type, another the smallest; x is as large as can be.
+    """
+    block = BLOCKS[kind]
+    w = torch.tensor([0x00, 0xFF, 0x7F, 0x80, 0x0F, 0xF0, 0x88, 0x77], dtype=torch.uint8)
+    w = w.view(-1, 1).repeat(2, block.bytes)
+    for at in HALVES[kind]:
+        w[:, at], w[:, at + 1] = 0x00, 0x3C  # 1 in fp16
+    x, out = torch.full((16, block.values), float(sign)), torch.empty(16, 16)
+    many_rows.multiply(kind, x, w, None, out, True)
+    expected = F.linear(x.double(), dequantize(w, kind).double())
+    assert torch.allclose(out.double(), expected, rtol=1e-5, atol=1e-3)
+
+
 def test_nothing_but_the_results_is_written():
     x, w = torch.randn(16, 64).bfloat16(), random_blocks("Q8_0", 5, 64)
     memory = torch.full((18, 5), torch.nan, dtype=torch.bfloat16)
@@ -127,11 +179,12 @@ def test_nothing_but_the_results_is_written():
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 @pytest.mark.parametrize("dtype", LIMIT)
-def test_infinite_x_stays_in_its_row(dtype, number):
-    x, w = torch.randn(40, 64).to(dtype), random_blocks("Q8_0", 40, 64)
+@pytest.mark.parametrize(("kind", "int8"), [("Q8_0", False), ("Q4_1", True)])
+def test_infinite_x_stays_in_its_row(kind, int8, dtype, number):
+    x, w = torch.randn(40, 64).to(dtype), random_blocks(kind, 40, 64)
     x[7, 9] = number
     out = torch.empty(40, 40, dtype=dtype)
-    many_rows.multiply("Q8_0", x, w, None, out)
+    many_rows.multiply(kind, x, w, None, out, int8)
     assert not out[7].isfinite().any() and out[:7].isfinite().all() and out[8:].isfinite().all()
 
 

@@ -57,7 +57,7 @@ def test_the_usual_rows(tmp_path: Path) -> None:
     assert sorted(names) == sorted(["as loaded", *usual]) and names[0] == "as loaded"
     told = render_quality(report)
     assert all(f"left out: {text[:40]}" in told for text in report.left_out)
-    base = {"weights": "Q8_0", "kv_type": "fp32"}
+    base = {"weights": "Q8_0", "kv_type": "fp32", "activations": "auto"}
     report = measure_quality(str(tmp_path / "a"), {}, base, text=SHORT, positions=8)
     assert [row.name for row in report.rows] == ["as loaded"]
 

@@ -99,6 +99,7 @@ def test_json(one: Path, mtmd: Any, demo: Model) -> None:
         "decode_ms",
         "kv_type",
         "kv_bytes",
+        "activations",
         "adapters",
         "device",
         "queued_ms",

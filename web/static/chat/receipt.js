@@ -51,6 +51,7 @@ function body(receipt, options, pictures) {
     ["Device", `${receipt.device}${receipt.threads ? `, ${plural(receipt.threads, "thread")}` : ""}, ${receipt.dtype}`],
     ["Adapters", Object.entries(receipt.adapters ?? {}).map(([name, scale]) => `${name}, scale ${scale}`).join("; ")],
     ["Keys and values", receipt.kv_type && receipt.kv_type !== receipt.dtype ? `${receipt.kv_type}, ${(receipt.kv_bytes / 2 ** 20).toFixed(1)} MiB` : null],
+    ["Activations", receipt.activations && receipt.activations !== "auto" ? receipt.activations : null],
     ["Layout", receipt.layout || null],
     ["Pictures", receipt.preprocessed ? `prepared ${receipt.preprocessed}` : null],
     ["Attention", Object.entries(receipt.attention).map(([part, kernel]) => `${part}: ${kernel}`).join("; ")],
