@@ -204,13 +204,14 @@ def read(top: Settings, image: Settings) -> VideoLlama3Vision:
     c.choice("num_channels", (3,), 3)
     vit = read_vit(c, layers=12, width=768, ffn=3072, heads=12, act="gelu_pytorch_tanh")
     patch, marks = c.count("patch_size", 16), read_marks(image, Marks())
-    image = Settings({"patch_size": patch, "merge_size": 1, **image.values}, image.where)
+    defaults = {"patch_size": patch, "merge_size": 1, "image_mean": [*HALF], "image_std": [*HALF]}
+    image = Settings({**defaults, **image.values}, image.where)
     video = image.part("video_processor")
     return VideoLlama3Vision(
         vit=vit,
         text_width=top.part("text_config").count("hidden_size", 4096, maximum=MAX_WIDTH),
         rotary=read_grid_rotary(c, vit.width, vit.heads),
-        resolution=read_dynamic(image, patch, 1, mean=HALF, std=HALF, temporal=1, on_grid=False),
+        resolution=read_dynamic(image, patch, 1, temporal=1, on_grid=False),
         video=_video(video, patch, marks),
         merge=video.choice("merge_size", MERGES, 2),
         marks=marks,
