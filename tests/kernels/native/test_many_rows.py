@@ -119,6 +119,25 @@ def test_the_forms_of_other_cpus(name, monkeypatch, tmp_path):
     assert many_rows.form_of("NF4_64", "f32")[0] == many_rows.form_of("F8_64", "f32")[0] == "single"
 
 
+def by_shifts(_, x, w, total):
+    """What `vpdpbusd` does with bytes x without a sign and signed w, four of them in 32 bits."""
+    x, w = x.bits(total.type), w.bits(total.type)
+    for j in range(octets.FOUR):
+        total = total + (x >> 8 * j & 255) * (w << 24 - 8 * j).ashr(24)
+    return total
+
+
+@pytest.mark.parametrize(("lanes", "rows"), [(8, 4), (16, 8)])
+def test_products_added_in_fours_on_any_cpu(lanes, rows, monkeypatch, tmp_path):
+    monkeypatch.setattr(compile._shared, "compiler", Compiler(host(), tmp_path))
+    monkeypatch.setattr(octets, "dots", by_shifts)
+    monkeypatch.setattr(octets, "_has_dots", lambda _: True)
+    monkeypatch.setattr(octets, "in_octets", lambda *_: ("octets", lanes, rows, 2))
+    for kind in ("Q4_0", "Q4_K", "Q6_K", "Q8_0"):
+        limit = limit_of(kind, torch.float32, int8=True)
+        assert nmse(kind, 37, 67, 2, torch.float32, int8=True) <= limit
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q2_K"])
 def test_sums_of_integers_are_exact(kind):
     """What is left is float32's rounding of the scaled sums."""
