@@ -286,16 +286,16 @@ def llama_times(cli: str, gguf: Path, picture: Path, threads: int) -> Times:
     )
     text = done.stdout.decode(errors="replace")
 
-    def found(pattern: str) -> list[float]:
+    def values_of(pattern: str) -> list[float]:
         values = [float(value) for value in re.findall(pattern, text)]
         if not values:
             raise RuntimeError(f"llama-mtmd-cli: {text[-300:]!r}")
         return values
 
-    encode_s = sum(found(r"encoded in (\d+(?:\.\d+)?) ms")) / 1e3
-    prompt_s = sum(found(r"prompt eval time = +([\d.]+) ms")) / 1e3
-    tokens = found(r"prompt eval time = .*?/ +(\d+) tokens")[0]
-    write_s = found(r"[^t] eval time = .*?\( *([\d.]+) ms per token")[0] / 1e3
+    encode_s = sum(values_of(r"encoded in (\d+(?:\.\d+)?) ms")) / 1e3
+    prompt_s = sum(values_of(r"prompt eval time = +([\d.]+) ms")) / 1e3
+    tokens = values_of(r"prompt eval time = .*?/ +(\d+) tokens")[0]
+    write_s = values_of(r"[^t] eval time = .*?\( *([\d.]+) ms per token")[0] / 1e3
     return {"encode": encode_s, "read": prompt_s, "write": write_s, "tokens": tokens}
 
 
