@@ -28,6 +28,7 @@ def read_imatrix(path: Path) -> dict[str, torch.Tensor]:
     ModelError for a file that is none.
     """
     try:
+        path.stat()
         entries = _of_gguf(path) if is_gguf(path) else _of_dat(path)
     except OSError as error:
         raise ModelError(

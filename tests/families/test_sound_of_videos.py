@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from clips import with_sound
+from common import load_tokenizer
 from sounds import tones
 from test_videos import conversation, video_of
 from torchvision_stand_in import torchvision_here
@@ -78,7 +79,7 @@ class Subject:
             seconds_per_chunk=2.0,
         )
         rendered = self.model.checkpoint.template.render(conversation(["What is", shown, "here?"]))
-        tokenizer = audio_cases.load_tokenizer(self.audio.folder)
+        tokenizer = load_tokenizer(self.audio.folder)
         ids = tokenizer(rendered.replace("<|VIDEO|>", text), return_tensors="pt")
         made |= {"input_ids": ids["input_ids"], "attention_mask": ids["attention_mask"]}
         made |= {"video_second_per_grid": torch.tensor([second]), "use_audio_in_video": True}

@@ -26,6 +26,7 @@ Build = Callable[[str, str], Oracle]
 Tensors = dict[str, torch.Tensor]
 TOKENS = (5, 9, 3, 7, 11, 2)
 HEAD = "lm_head.weight"
+TABLES = ("embed_tokens.weight", "model.embeddings.weight", "backbone.embeddings.weight")
 NOT_FROM_THE_HEAD = ("llama4", "instructblip")
 # The tables of one are of different lengths, of two outputs have another name (`test_bart.py`,
 # `test_blip.py`); of the others transformers has no class.
@@ -53,7 +54,7 @@ def spoilt(
         config["tie_word_embeddings"] = tie
     (folder / "config.json").write_text(json.dumps(config))
     tensors = load_file(folder / "model.safetensors")
-    (table,) = (name for name in tensors if name.endswith("embed_tokens.weight"))
+    (table,) = (name for name in tensors if name.endswith(TABLES))
     heads = [name for name in tensors if name.endswith(HEAD)]
     for name in heads:
         del tensors[name]

@@ -201,7 +201,7 @@ def test_a_budget_is_one_of_the_sizes(budget: Budget, size: int, maximum: int) -
     assert plan.notes == (
         ()
         if size == 280
-        else (f"shown in {side * side} tokens by the image budget, 256 without it",)
+        else (f"shown in {side * side:,} tokens by the image budget, 256 without it",)
     )
     for shape in ((3, 500), (77, 1000), (1, 1)):
         assert family.resolution.prepare(np.zeros((*shape, 3), np.uint8), budget).tokens <= maximum

@@ -182,5 +182,7 @@ def test_a_folder_that_may_not_be_written_is_told(
 def test_the_command_refuses_before_anything_is_loaded(out: Path, mtmd: Any, one: Path) -> None:
     ran = mtmd("batch", str(one), "--out", str(out), "-m", "org/nobody")
     assert ran.code == 2 and ran.err.count("\n") == 1
-    assert ran.err.startswith(f"mtmd batch: out {out}: found another `mtmd batch` running there (")
+    assert ran.err.startswith(
+        f"mtmd batch: --out {out}: found another `mtmd batch` running there ("
+    )
     assert not out.exists()

@@ -260,6 +260,7 @@ RANKS = {"--tp", "--tensor-split", "--no-kv-offload", "--split", "--fit"}
 LORA = {"--lora", "--adapter"}  # tests/mtmd/checkpoint/test_adapters.py, tests/families
 # tests/llm/sampling/test_ngrams.py, tests/mtmd/checkpoint/test_sampling.py
 NGRAMS = {"--no-repeat-ngram", "--no-repeat-window", "--no-repeat-except"}
+ACTIVATIONS = {"--activations"}  # tests/kernels/plan/test_int8_products.py
 TASKS = {"--task"}  # tests/families/test_tasks.py
 THINKING = {"--think", "--think-budget", "--chat-template-kwargs"}  # tests/mtmd/thinking
 IN_TEST_GGUF = {
@@ -274,6 +275,7 @@ IN_TEST_GGUF = {
 def test_every_option_of_describe_is_tried_here() -> None:
     assert options_of("describe") == {
         *EFFECTS,
+        *ACTIVATIONS,
         "--seed",
         "--json-schema",
         "--json",
@@ -390,6 +392,7 @@ def test_every_option_of_warmup(mtmd: Any, tmp_path: Path) -> None:
         "--memory",
         "--random-weights",
         "--weights",
+        "--activations",
         "--parallel",
         "--no-compile",
         "--save",  # these in tests/mtmd/inspect/test_save_kernels.py

@@ -416,6 +416,7 @@ def test_every_option(mtmd: Any) -> None:
         "--lora",
         "--kv-type",
         "--weights",
+        "--activations",
         *sides,
     }
 

@@ -330,6 +330,7 @@ def test_every_option(mtmd: Any) -> None:
         "--device",
         "--dtype",
         "--weights",
+        "--activations",
         "--kv-type",
         "--lora",
         "--flash-attn",

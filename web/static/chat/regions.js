@@ -69,14 +69,18 @@ export function inPixels(grounding, units, sizes) {
 
 const MEMBER = /["'](?:bbox_2d|bbox|box_2d|box|point_2d|point)["']\s*:\s*\[/;
 const NUMBERS = /^\[[\s\d.,[\]-]*\]$/; // of one box, or of several
-const TAGS = /(?:<(?:ref|\|object_ref_start\|)>[^<]*<[^<>]*>\s*)?<(?:box|\|box_start\|)>[^<]*<(?:\/box|\|box_end\|)>|(?:<loc\d{4}>){4}[^<;\n]*|[^<>\n]{0,80}(?:<loc_\d{1,3}>){4,400}|<point\s[^<>]*>[^<]*<\/point>|<\|ref\|>[^<]*<\|\/ref\|>\s*<\|det\|>[^<]*<\|\/det\|>/g;
+const TAGS = /(?:<(?:ref|\|object_ref_start\|)>[^<]*<[^<>]*>\s*)?<(?:box|\|box_start\|)>[^<]*<(?:\/box|\|box_end\|)>|(?:<loc\d{4}>){4}[^<;\n]*|<point\s[^<>]*>[^<]*<\/point>|<\|ref\|>[^<]*<\|\/ref\|>\s*<\|det\|>[^<]*<\|\/det\|>/g;
+const LOCATED = /(?:<loc_\d{1,3}>){4,400}/; // behind a name of at most NAME_MAX characters
+const NAME_MAX = 80;
 const FENCE = /^[ \t]*(?:```|~~~)/;
 const READ_MAX = 1 << 20; // characters that are looked at for the ends of what begins
 
 /** An answer without the places that are drawn over its picture: {words, notation}. Out go blocks of code with them and JSON that ends
  * a line; what is named in the midst of a sentence stays. */
 export function withoutPlaces(text) {
-  if (!text.replace(TAGS, "").replace(/[\s;,.]/g, "")) return { words: "", notation: text };
+  const names = text.split(LOCATED);
+  const located = names.length > 1 && !names.at(-1).trim() && names.every((name) => name.length <= NAME_MAX && !/[<>]/.test(name));
+  if (located || !text.replace(TAGS, "").replace(/[\s;,.]/g, "")) return { words: "", notation: text };
   const [words, notation] = [[], []];
   let [at, read] = [0, 0];
   while (at < text.length) {
