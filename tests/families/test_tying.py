@@ -27,7 +27,7 @@ Tensors = dict[str, torch.Tensor]
 TOKENS = (5, 9, 3, 7, 11, 2)
 HEAD = "lm_head.weight"
 TABLES = ("embed_tokens.weight", "model.embeddings.weight", "backbone.embeddings.weight")
-NOT_FROM_THE_HEAD = ("llama4", "instructblip")
+NOT_FROM_THE_HEAD = ("llama4", "instructblip", "nemotron_h")
 # The tables of one are of different lengths, of two outputs have another name (`test_bart.py`,
 # `test_blip.py`); of the others transformers has no class.
 TIED = [

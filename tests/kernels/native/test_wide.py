@@ -23,7 +23,7 @@ from mtmd.kernels.plan.lower import Lowering, StepFacts
 from mtmd.kernels.plan.native_run import NativePlan
 from mtmd.kernels.plan.steps import SLOWEST
 
-LIMIT = {torch.float32: 5e-9, torch.bfloat16: 5e-5}  # of fp32, with x in 16 bits
+LIMIT = {torch.float32: 5e-9, torch.bfloat16: 6e-5}  # of fp32, with x in 16 bits
 
 
 class Stored:

@@ -9,6 +9,7 @@ import torch
 
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.cpu.native.program import AGAIN, Program
+from mtmd.kernels.cpu.tiled import many_rows
 from mtmd.kernels.plan import native_run
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
@@ -43,6 +44,8 @@ def test_a_prompt_is_the_same_by_programs(
     caches = native.new_cache(), by_node.new_cache()
     # A key or a value that is rounded to another step of the cache's type changes more
     limit = max(LIMIT[dtype], 0.0 if kv_type == "auto" else 1e-5)
+    if many_rows.form_of("Q4_0", many_rows.TYPES[dtype])[0] == "words":
+        limit = max(limit, 1e-7)  # x in 16 bits, rounded to another step now and then
     for tokens in (17, 49, 600):
         prompt = [Span(tuple((7 * i + 3) % 90 + 5 for i in range(tokens)))]
         both = zip((native, by_node), caches, strict=True)
