@@ -97,7 +97,7 @@ def _read_rate(device: torch.device, runs: int) -> float:
 
 
 def _matmul_rate(device: torch.device, dtype: torch.dtype, runs: int) -> float:
-    """Of the largest product that does not take long: CPUs without bf16 multiply it slowly."""
+    """Rate of the largest product that does not take long: CPUs without bf16 multiply it slowly."""
     side = SIDE[device.type] // 8
     while True:
         a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
