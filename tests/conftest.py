@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import blocks
@@ -27,6 +28,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()
 
 
+STARTED_S = time.monotonic()
 DEVICE = pytest.StashKey[devices.RequestedDevice]()
 
 
@@ -39,9 +41,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run kernels as they are compiled for a card of NVIDIA's (cuda:80), in an emulator of "
         "PTX; default: in Triton's interpreter",
     )
+    parser.addoption(
+        "--within",
+        type=float,
+        metavar="SECONDS",
+        help="begin no further test after so many seconds: those are skipped",
+    )
+    parser.addoption(
+        "--record-compiled",
+        action="store_true",
+        help="compile all GPU programs of tests/kernels/gpu and write what they take to "
+        "compiled.txt there; in one process, without -n",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("record_compiled") and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--record-compiled: found -n, expected one process")
     config.pluginmanager.register(blocks)
     config.stash[DEVICE] = devices.configure(config.getoption("device"))
     if config.getoption("cpu_seconds"):
@@ -60,6 +76,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("device") is not None:
         items[:], others = devices.choose(items)
         config.hook.pytest_deselected(items=others)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    limit_s = item.config.getoption("within")
+    if limit_s is not None and time.monotonic() - STARTED_S > limit_s:
+        pytest.skip(f"not begun within {limit_s:g} s (--within)")
 
 
 @pytest.fixture(scope="session")

@@ -66,14 +66,23 @@ def compile_program(target: str, program: Program) -> Resources:
 
     Raises OptionError for a target that cannot be meant, PlacementError where the compiler refuses.
     """
-    gpu_target = parse_target(target)
-    compiled = compiled_for(target, program)
-    read = _read_cuda if gpu_target.backend == "cuda" else _read_hip
-    registers, spilled, instruction = read(compiled)
-    limits, shared = architecture(target), compiled.metadata.shared
+    shared, registers, spilled, instruction = compiled_sizes(target, program)
+    limits = architecture(target)
     warps = program.call.warps_of(limits.warp)
     at_once = limits.programs_at_once(warps, registers, shared)
     return Resources(target, shared, registers, spilled, instruction, at_once)
+
+
+def compiled_sizes(target: str, program: Program) -> tuple[int, int, int, str]:
+    """Return bytes of shared memory, registers and spilled bytes per thread, and the matrix
+    instruction, as the compiler leaves a program.
+
+    Raises as `compile_program`.
+    """
+    gpu_target = parse_target(target)
+    compiled = compiled_for(target, program)
+    read = _read_cuda if gpu_target.backend == "cuda" else _read_hip
+    return (compiled.metadata.shared, *read(compiled))
 
 
 def compiled_for(target: str, program: Program) -> Any:

@@ -3,10 +3,17 @@ them. One answers all questions: it takes longer to import Triton than to compil
 
 Run as a script it is that process: a line of JSON on the standard input has Python code and the
 names it is given, and a line on the standard output says what the code left in `out`.
+
+What `compile_program` says of a program depends on the kernel's source, the options and the version
+of Triton alone. `tests/kernels/gpu/compiled.txt` has it by a digest of these, so that a program is
+compiled only after one of them has changed. One in 32 is compiled all the same, others after every
+change of the file, and has to be as recorded. `pytest --record-compiled` writes the file anew.
 """
 
 from __future__ import annotations
 
+import atexit
+import hashlib
 import json
 import os
 import select
@@ -14,13 +21,17 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 TOOLS = Path(__file__).parents[2] / "tools"
+RECORD = Path(__file__).parents[1] / "kernels" / "gpu" / "compiled.txt"
+RECORDING = "--record"
+SAMPLED = 32
 LIMIT_S = 600
+Sizes = tuple[int, int, int, str]
 PRINTED = """
 import contextlib, importlib, io, sys
 sys.path.insert(0, folder)
@@ -56,12 +67,64 @@ class Compiler:
         return result
 
 
+class Record:
+    """What was read of compiled programs, by key. `check` compiles some that are known."""
+
+    def __init__(self, text: str):
+        self.known: dict[str, Sizes] = {}
+        self.requested: set[str] = set()
+        for line in text.splitlines():
+            key, shared, registers, spilled, instruction = line.split()
+            self.known[key] = int(shared), int(registers), int(spilled), instruction
+        self._seed = hashlib.sha256(text.encode()).hexdigest()
+
+    def is_sampled(self, key: str) -> bool:
+        digest = hashlib.sha256((self._seed + key).encode()).digest()
+        return int.from_bytes(digest) % SAMPLED == 0
+
+    def sizes(self, key: str, compiled: Callable[[], Sizes]) -> Sizes:
+        """Raises AssertionError where a sampled program is not as recorded."""
+        self.requested.add(key)
+        if key not in self.known:
+            self.known[key] = compiled()
+        elif self.is_sampled(key):
+            actual = compiled()
+            assert actual == self.known[key], (
+                f"{RECORD.name}, {key}: {self.known[key]}, and the compiler says {actual}: run "
+                "pytest --record-compiled tests/kernels/gpu"
+            )
+        return self.known[key]
+
+    def __str__(self) -> str:
+        rows = (" ".join(map(str, (key, *self.known[key]))) for key in sorted(self.requested))
+        return "".join(f"{row}\n" for row in rows)
+
+
+def use_record(recording: bool) -> None:
+    """Have `compile_program` look into the record first, or write it when this process ends."""
+    import triton
+
+    from mtmd.kernels.gpu import compile as aot
+
+    record = Record("" if recording or not RECORD.exists() else RECORD.read_text())
+    compiled = aot.compiled_sizes
+
+    def sizes(target: str, program: Any) -> Sizes:
+        parts = (triton.__version__, target, *aot.cache_key(target, program))
+        key = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:24]
+        return record.sizes(key, lambda: compiled(target, program))
+
+    aot.compiled_sizes = sizes
+    if recording:
+        atexit.register(lambda: RECORD.write_text(str(record)))
+
+
 @contextmanager
-def started() -> Iterator[Compiler]:
+def started(recording: bool = False) -> Iterator[Compiler]:
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-W", "error", __file__],
+            [sys.executable, "-W", "error", __file__, *[RECORDING] * recording],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -85,5 +148,6 @@ def answer(line: str) -> dict[str, Any]:
 if __name__ == "__main__":
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what else is printed is no answer
+    use_record(RECORDING in sys.argv)
     for line in sys.stdin:
         print(json.dumps(answer(line)), file=lines, flush=True)

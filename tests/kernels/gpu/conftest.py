@@ -11,8 +11,8 @@ from ptx.kernels import Emulator
 
 
 @pytest.fixture(scope="session")
-def compiler() -> Iterator[Compiler]:
-    with started() as result:
+def compiler(pytestconfig: pytest.Config) -> Iterator[Compiler]:
+    with started(pytestconfig.getoption("record_compiled")) as result:
         yield result
 
 
