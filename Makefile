@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 # Tests share the cores out between this many processes. None of them waits for a core of its own.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-# Those that load no model, compile no kernel and start no server.
-QUICK := tests/test_layering.py tests/clip tests/kernels tests/llm tests/mtmd/prompt tests/mtmd/options \
-    --ignore tests/kernels/gpu --ignore tests/mtmd/prompt/test_bridge.py
+# Of every check: that imports, words and patterns are as they should be, options in step with their documents, and that the demo model answers.
+ALWAYS := tests/test_layering.py tests/test_words.py tests/test_patterns.py tests/docs tests/mtmd/options tests/mtmd/test_python_api.py
+# Seconds after which a check begins no further test.
+WITHIN ?= 45
 
 .PHONY: demo test ptx ray published check quick lint docs floors audit hostile clients deployments clean
 
@@ -35,12 +36,13 @@ published: $(VENV)/tested-with $(VENV)/with-accelerate $(if $(filter qwen2.5-cod
 	OMP_NUM_THREADS=$(WORKERS) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/published/on_*.py \
 	    --published "$(PUBLISHED)" --published-folder $(PUBLISHED_MODELS)
 
-# What to run before each commit: some ten minutes of processor time, half of that on two free cores. mypy, one process, runs beside the tests.
+# What to run before each commit: about a minute on two cores. mypy, one process, runs beside the tests.
 check: $(VENV)/tested-with
 	$(MAKE) --no-print-directory -j2 lint quick
 
+# The tests nearest to what was changed since main, and a few of everything.
 quick: $(VENV)/tested-with
-	$(PYTEST) $(QUICK)
+	$(PYTEST) --within $(WITHIN) $$($(BIN)/python tools/near_tests.py) $(ALWAYS)
 
 lint: $(VENV)/tested-with
 	$(BIN)/ruff check .
