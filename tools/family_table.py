@@ -45,10 +45,14 @@ from mtmd.checkpoint.checkpoint import Checkpoint  # noqa: E402
 from mtmd.checkpoint.open import open_checkpoint  # noqa: E402
 from mtmd.clip.family import FAMILIES as VISION  # noqa: E402
 from mtmd.clip.tasks import tasks_of  # noqa: E402
+from mtmd.kernels.plan.scheduler import Plan  # noqa: E402
 from mtmd.llm.batch import BatchShape  # noqa: E402
 from mtmd.llm.family import FAMILIES as TEXT  # noqa: E402
 from mtmd.model import Model  # noqa: E402
 from mtmd.options.load import LoadOptions  # noqa: E402
+
+DECODING = BatchShape(3, requested=3, sequences=3)
+"""Whose plan the last column of the first table is about."""
 
 
 def rows() -> Iterator[str]:
@@ -59,14 +63,18 @@ def rows() -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for row in ROWS.values():
         opened, shares = zip(*map(_open, row.variants.values()), strict=True)
-        vision = sorted({_file(c.vision) for c in opened if c.vision})
-        text = sorted({_file(c.text) for c in opened})
+        vision = sorted({file_of(c.vision) for c in opened if c.vision})
+        text = sorted({file_of(c.text) for c in opened})
         yield (
             f"| {row.name} | {', '.join(vision) or '–'} | {', '.join(text)} | {row.notes} | "
             f"{len(row.variants)} | {min(shares):.0%} |"
         )
     yield ""
-    yield f"As GGUF: decoders of {_names(TEXT)}; projectors of {_names(VISION)}."
+    yield gguf_line()
+
+
+def gguf_line() -> str:
+    return f"As GGUF: decoders of {_names(TEXT)}; projectors of {_names(VISION)}."
 
 
 def tasks() -> Iterator[str]:
@@ -88,6 +96,14 @@ def tasks() -> Iterator[str]:
                 of = row.name if len(variants) == 1 else "; ".join(alike)
                 hub = f"`{HUB[of]}`" if of in HUB else ""
                 yield f"| {of} | {', '.join(f'`{task}`' for task in has)} | {hub} |"
+
+
+def documented(region: str) -> list[list[str]]:
+    """Return the cells of a table of docs/models.md as it is, a list for each line."""
+    begin, end = BEGIN.format(region), END.format(region)
+    text = MODELS.read_text().partition(begin)[2].partition(end)[0]
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
 
 
 def names() -> Iterator[str]:
@@ -125,11 +141,16 @@ def _open(build: object) -> tuple[Checkpoint, float]:
 
 def _share(checkpoint: Checkpoint) -> float:
     options = LoadOptions(device="cpu", context=128, parallel=3, dtype="bf16")
-    plan = Model(checkpoint, options).runner.plan(BatchShape(3, requested=3, sequences=3))
+    return share_of(Model(checkpoint, options).runner.plan(DECODING))
+
+
+def share_of(plan: Plan) -> float:
+    """Return the share of a plan's nodes that run as machine code."""
     return plan.native.nodes / plan.nodes if plan.native else 0.0
 
 
-def _file(family: object) -> str:
+def file_of(family: object) -> str:
+    """Return the module of a family, as the tables name it."""
     return f"`{type(family).__module__.partition('.families.')[2].partition('.')[0]}`"
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from common import Oracle
-from table import CASES, CHOSEN
+from family_table import DECODING, documented, share_of
+from table import CASES, CHOSEN, ROWS
 
 from mtmd import load
 from mtmd.checkpoint.open import open_checkpoint
@@ -83,6 +84,10 @@ def test_decoding(build: Build, row: str, variant: str, dtype: str) -> None:
         for one in chosen:
             one.done = one.total = one.done + 1
             one.position += 1
+    if dtype == "bf16":
+        (line,) = (line for line in documented("families") if line[0] == ROWS[row].name)
+        share = float(line[-1].rstrip("%")) / 100  # at least so much of each variant
+        assert share_of(runner.plan(DECODING)) >= share - 0.005, "python tools/family_table.py"
 
 
 def error(a: torch.Tensor, b: torch.Tensor) -> float:
