@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, lru_cache
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mtmd.clip.audio_family import AudioFamily
-from mtmd.clip.family import Tower, VisionFamily
+from mtmd.clip.family import MarkedFamily, Tower, VisionFamily
 from mtmd.clip.grids import PackedGrids
 from mtmd.clip.image.device_normalize import normalized, tables
 from mtmd.clip.image.pixels import Normalize
@@ -476,6 +476,16 @@ class TowerEncoder:
             weight(self.separator, self.weights, self.dtype), self.backends[0]
         )
         return rows.view(-1, rows.shape[-1])
+
+    def marks(self) -> Mapping[int, Tensor]:
+        """Return the embeddings [D] of tokens that the family has some of its own for, by the ids
+        of the tokens.
+        """
+        family: object = self.family
+        if not isinstance(family, MarkedFamily):
+            return {}
+        rows = self.residency.get(weight(family.marks, self.weights, self.dtype), self.backends[0])
+        return dict(zip(family.mark_tokens, rows, strict=True))
 
     def join(self, plan: ImagePlan, tiles: Sequence[Tensor]) -> Tensor:
         """The embeddings [T, D] of the tokens of a picture, or of audio, from those of its

@@ -44,6 +44,7 @@ NOT_IN_GGUF = ("resolution", "video", "bidirectional", "marker", "marks", "hears
 FAMILIES = (
     Entry("mtmd.clip.families.gemma3", ("gemma3",), ("gemma3",), ("gemma3",)),
     Entry("mtmd.clip.families.paligemma", ("paligemma",), ties=("paligemma",)),
+    Entry("mtmd.clip.families.gemma3n.vision", ("gemma3n",), ("gemma3nv",), ("gemma3n",)),
     Entry("mtmd.clip.families.gemma4.vision", ("gemma4",), ("gemma4v",), ("gemma4",)),
     Entry(
         "mtmd.clip.families.gemma4.unified", ("gemma4_unified",), ("gemma4uv",), ("gemma4_unified",)
@@ -241,10 +242,12 @@ class BeginsText(Protocol):
 
 @runtime_checkable
 class MarkedFamily(Protocol):
-    """A family with embeddings of its own for tokens around pictures: rows of its `separator`."""
+    """A family with embeddings of its own for tokens around what it encodes."""
 
     mark_tokens: tuple[int, ...]
-    """The ids of those tokens, in the order of the rows."""
+    """The ids of those tokens."""
+    marks: str
+    """The parameter [N, D] whose rows are their embeddings, in the same order."""
 
 
 @runtime_checkable
@@ -410,10 +413,9 @@ def gguf_of(family: VisionFamily, where: str) -> tuple[dict[str, Any], GgufTower
     }
     metadata = {f"clip.{key}": value for key, value in keys.items()}
     shapes = {
-        name: way.shape
+        name: shape
         for canonical, parameter in family.parameters().items()
-        for way in (next(parameter.ways(canonical, canonical=True)),)
-        for name in way.names
+        for name, shape in next(parameter.ways(canonical, canonical=True)).each()
     }
     read = gguf_vision_family(made.projector, metadata, shapes, where)
     for name in getattr(family, "__dataclass_fields__", ()):

@@ -42,7 +42,8 @@ class Ovis2Vision:
     marker, image_token = "<image>", IMAGE_TOKEN
     around = ("", "")
     bidirectional = False
-    separator = "mm.marks"
+    separator = None
+    marks = "mm.marks"
     video = None
     unused = ()
 

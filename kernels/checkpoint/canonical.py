@@ -62,7 +62,7 @@ class WeightFile(Protocol):
 @dataclass(frozen=True)
 class Stored:
     """One way in which a file may hold a parameter: tensors that belong together, each of `shape`,
-    and what makes the parameter of them.
+    or of their own `shapes`, and what makes the parameter of them.
 
     `picks_rows`: `convert` takes whole rows of its tensors as they are, which it can do where they
     are rows of blocks, too; and, if `runs` is not 0, moves runs of so many values within rows.
@@ -78,6 +78,11 @@ class Stored:
     runs: int = 0
     invert: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
     turned: Callable[..., torch.Tensor] | None = None
+    shapes: tuple[Shape, ...] = ()
+
+    def each(self) -> Iterator[tuple[str, Shape]]:
+        """Yield the name and the shape of each tensor."""
+        yield from zip(self.names, self.shapes or (self.shape,) * len(self.names), strict=True)
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,10 @@ def channels_last(way: Stored) -> Stored:
     return Stored(way.names, (count, *others, channels), partial(_channels_first, way.convert))
 
 
+def _is_channels_last(way: Stored) -> bool:
+    return isinstance(way.convert, partial) and way.convert.func is _channels_first
+
+
 def _channels_first(
     convert: Callable[..., torch.Tensor] | None, kernel: torch.Tensor
 ) -> torch.Tensor:
@@ -155,6 +164,8 @@ class CanonicalWeights:
         self._keeps_blocks = True
         self._changes: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], ...]] = {}
         present = set(file.names())
+        both: dict[str, list[Stored]] = {}
+        turned: set[bool] = set()
         for name, parameter in parameters.items():
             ways = list(parameter.ways(name, file.canonical))
             present_ways = [w for w in ways if present.issuperset(w.names)]
@@ -168,17 +179,23 @@ class CanonicalWeights:
             fitting = [
                 w
                 for w in present_ways
-                if all(tuple(file.meta(source)[0]) == w.shape for source in w.names)
+                if all(tuple(file.meta(source)[0]) == shape for source, shape in w.each())
             ]
             if len(fitting) > 1 and fitting[0].names == fitting[1].names:
+                both[name] = fitting
+            elif len(fitting) == 1 and any(map(_is_channels_last, present_ways)):
+                turned.add(_is_channels_last(fitting[0]))
+            self._stored[name] = (fitting or present_ways)[0]
+            for source, shape in self._stored[name].each():
+                self._check(source, shape)
+        for name, fitting in both.items():  # as the other kernels of the file lie
+            if len(turned) != 1:
                 raise ModelError(
                     f"{where}: tensor {fitting[0].names[0]} of shape {list(fitting[0].shape)} can "
                     "be read in two ways; "
                     "use a GGUF of this model, which has one"
                 )
-            self._stored[name] = (fitting or present_ways)[0]
-            for source in self._stored[name].names:
-                self._check(source, self._stored[name].shape)
+            self._stored[name] = next(w for w in fitting if {_is_channels_last(w)} == turned)
         self._blocks = {
             name: blocks
             for name, stored in self._stored.items()
@@ -230,10 +247,10 @@ class CanonicalWeights:
         parameters it holds.
         """
         tensors = {
-            source: Dequantized(source, kind, self._file.stored_bytes(source), prod(stored.shape))
+            source: Dequantized(source, kind, self._file.stored_bytes(source), prod(shape))
             for name, stored in self._stored.items()
             if self.quant(name) is None
-            for source in stored.names
+            for source, shape in stored.each()
             if (kind := self._file.kind(source)) not in PLAIN_KINDS
         }
         return list(tensors.values())
@@ -307,13 +324,14 @@ class CanonicalWeights:
             if way.convert is None:
                 (theirs,) = way.names
                 parameters[theirs] = Parameter(way.shape, (), others=(stored,))
-            elif way.convert == stored.convert:  # files of either format hold the same tensor
+            elif way.convert == stored.convert and len(way.names) == 1:
+                # files of either format hold the same tensor
                 (theirs,) = way.names
                 parameters[theirs] = Parameter(way.shape, stored.names)
             elif way.invert is not None:  # else another parameter gives these tensors
                 for index, theirs in enumerate(way.names):
                     convert = partial(_inverted, stored.convert, way.invert, index)
-                    other = Stored(stored.names, stored.shape, convert)
+                    other = Stored(stored.names, stored.shape, convert, shapes=stored.shapes)
                     parameters.setdefault(theirs, Parameter(way.shape, (), others=(other,)))
         if missing := sorted(needed - parameters.keys()):
             raise ModelError(
@@ -326,7 +344,7 @@ class CanonicalWeights:
     def turned_in_gguf(self) -> list[str]:
         """Names in a GGUF of tensors that lie otherwise there than here."""
         ways = (next(p.ways(n, canonical=True)) for n, p in self._parameters.items())
-        return [name for way in ways if way.convert for name in way.names]
+        return [name for way in ways if way.convert not in (None, pointwise) for name in way.names]
 
     def without_blocks(self) -> CanonicalWeights:
         """The same, all of it dequantized when it is read."""
@@ -422,6 +440,11 @@ def check_no_extra(
             "describes; "
             "wrong configuration or wrong weights"
         )
+
+
+def pointwise(kernel: torch.Tensor) -> torch.Tensor:
+    """The matrix [N, C] of a convolution whose kernels [N, C, 1, 1] are of one cell."""
+    return kernel.flatten(1)
 
 
 def plus_one(tensor: torch.Tensor) -> torch.Tensor:

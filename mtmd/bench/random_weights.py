@@ -42,8 +42,8 @@ class RandomFile:
         self._tensors: dict[str, tuple[Shape, str]] = {}
         for name, parameter in parameters.items():
             stored = next(parameter.ways(name, canonical=True))
-            for source in stored.names:
-                self._tensors[source] = stored.shape, kind_of(source, stored.shape)
+            for source, shape in stored.each():
+                self._tensors[source] = shape, kind_of(source, shape)
 
     @property
     def bytes(self) -> int:

@@ -21,6 +21,7 @@ from mtmd.kernels.checkpoint.tensor_writer import Planned
 FIRST = (
     "v.patch_embd.weight",
     "v.sam.patch_embd.weight",
+    "v.msfa.ffn.pw_exp.conv.weight",
     "a.conv1d.1.weight",
     "a.conv2d.1.weight",
     "a.input_projection.weight",

@@ -32,7 +32,6 @@ from mtmd.clip.encoder import AudioEncoder, Encoder
 from mtmd.clip.family import (
     BarePrompt,
     ContextFamily,
-    MarkedFamily,
     Numbered,
     OnCanvases,
     PicturesFirst,
@@ -581,21 +580,21 @@ class Bridge:
         return rows, content
 
     def _marked(self, tokens: Sequence[int]) -> list[Span]:
-        """Text beside pictures, some of whose tokens may have embeddings of the family's own."""
-        family: object = self.encoder.family if self.encoder else None
-        if self.encoder is None or not isinstance(family, MarkedFamily):
+        """Text beside pictures or audio, some of whose tokens may have embeddings of the families'
+        own.
+        """
+        marks: dict[int, Tensor] = {}
+        for encoder in (self.encoder, self.audio_encoder):
+            marks |= encoder.marks() if encoder else {}
+        if not marks:
             return [Span(tuple(tokens))]
         spans: list[Span] = []
-        for is_mark, run in groupby(tokens, family.mark_tokens.__contains__):
+        for is_mark, run in groupby(tokens, marks.__contains__):
             ids = tuple(run)
-            if not is_mark:
+            if is_mark:
+                spans += [Span((i,), marks[i][None], content=b"mark %d" % i) for i in ids]
+            else:
                 spans.append(Span(ids))
-                continue
-            rows = self.encoder.separators()[[family.mark_tokens.index(i) for i in ids]]
-            spans += [
-                Span((i,), row[None], content=b"mark %d" % i)
-                for i, row in zip(ids, rows, strict=True)
-            ]
         return spans
 
 

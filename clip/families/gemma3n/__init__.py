@@ -1,0 +1,1 @@
+"""Gemma 3n: eyes, ears."""
