@@ -113,8 +113,8 @@ class InvertedBottleneck:
             y = w.rms_norm(y, f"{at}.dw_start.bn", EPS)
         y = _gelu(w.rms_norm(w.linear(y, f"{at}.pw_exp.conv"), f"{at}.pw_exp.bn", EPS))
         if self.mid:
-            middle = {"stride": self.stride, "groups": self.middle}
-            y = convolved(y, grid, f"{at}.dw_mid.conv", w, **middle)
+            middle = f"{at}.dw_mid.conv"
+            y = convolved(y, grid, middle, w, stride=self.stride, groups=self.middle)
             y = _gelu(w.rms_norm(y, f"{at}.dw_mid.bn", EPS))
         y = w.rms_norm(w.linear(y, f"{at}.pw_proj.conv"), f"{at}.pw_proj.bn", EPS)
         if not self.scaled:
