@@ -166,6 +166,8 @@ class _ByNode:
             if (seconds := OPS[node.op].flops(node) / SLOWEST) > LONG_S
         }
         self.outputs = [slots[o] for o in plan.outputs]
+        self.taken: dict[int, int] = {}
+        """Bytes that each step took of a run's `ResultMemory` when it ran last."""
 
     @staticmethod
     def _prepare_chains(
@@ -240,8 +242,9 @@ class Executor:
                 memory.close()
 
     def _run(
-        self, batch: Any, observe: Observer | None, memory: ResultMemory
+        self, batch: Any, observe: Observer | None, memory: ResultMemory, *, whole: bool = True
     ) -> Generator[None, None, list[Tensor]]:
+        """`whole`: nothing but this run takes from its memory."""
         steps = self._by_node
         values = list(steps.template)
         values_of: dict[Node, Tensor] = {}
@@ -250,14 +253,19 @@ class Executor:
                 values_of[node] = filled(node, batch)
             values[slot] = _located(node, values_of[node], device, is_written)
         chains = steps.chains if observe is None else {}
+        room = self.plan.room if whole and observe is None else {}
         inside = 0  # a chain, before the step of this number
         heart = heart_here()
         for number, (kernel, reads, result, frees, node) in enumerate(steps.program):
             if number < inside:
                 continue
+            if number in room:
+                memory.leave(room[number] + steps.taken.get(number, 0))
+            before = memory.taken
             if number in chains:
                 yield from chains[number].steps(values, memory)
                 inside = chains[number].chain.stop
+                steps.taken[number] = memory.taken - before
                 continue
             inputs = [values[i] for i in reads]
             if heart is not None:
@@ -269,6 +277,7 @@ class Executor:
                 else:
                     value = kernel(*inputs)
             values[result] = value
+            steps.taken[number] = memory.taken - before
             if observe is not None:
                 observe(node, value, inputs)
             del inputs, value  # what is freed now must not live on in a generator that rests
@@ -383,7 +392,8 @@ class _ChainRun:
         lines = whole.view(chain.rows, -1)
         for start, stop in chain.parts:
             block = self.blocks[stop - start]
-            (made,) = yield from block._run([v[start:stop] for v in given], None, memory)
+            parts = [v[start:stop] for v in given]
+            (made,) = yield from block._run(parts, None, memory, whole=False)
             lines[start:stop] = made.view(stop - start, -1)
             del made
         values[self.result] = whole

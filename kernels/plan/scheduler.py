@@ -150,9 +150,25 @@ class Plan:
     @cached_property
     def run_bytes(self) -> dict[str, int]:
         """The same of a run that is launched node by node, or recorded."""
-        return self._peak(
+        return self._peak(self._exact_needs)
+
+    @cached_property
+    def _exact_needs(self) -> list[tuple[int, str, int]]:
+        return self._needs(
             lambda step: step.backend.workspace(step.node), lambda plan: plan.run_bytes
         )
+
+    @property
+    def room(self) -> Mapping[int, int]:
+        """Return by how many bytes each step on the host, by its number, needs less than the peak;
+        empty where that has not been predicted.
+        """
+        return self._room if "run_bytes" in vars(self) else {}
+
+    @cached_property
+    def _room(self) -> dict[int, int]:
+        needs = ((i, size) for i, space, size in self._exact_needs if i >= 0 and space == "cpu")
+        return {i: self.run_bytes["cpu"] - size for i, size in needs}
 
     @property
     def may_be_recorded(self) -> bool:
@@ -187,10 +203,11 @@ class Plan:
         once: what ops take on the way is found by running them on meta tensors, for which torch
         loads its compiler.
         """
-        rough = self._peak(
+        needs = self._needs(
             lambda step: step.backend.workspace(step.node, exact=False),
             lambda plan: plan.rough_bytes,
         )
+        rough = self._peak(needs)
         records = any(step.backend.records for step in self.steps)
         return self._with_copies(rough, self.outside_states if records else ())
 
@@ -229,19 +246,27 @@ class Plan:
         """Take from whoever has lowered the plan what `native` would lower it for once more."""
         vars(self)["_native"] = facts
 
-    def _peak(
-        self, workspace: Callable[[Step], int], block_bytes: Callable[[Plan], dict[str, int]]
-    ) -> dict[str, int]:
+    def _peak(self, needs: Iterable[tuple[int, str, int]]) -> dict[str, int]:
         if self._native is not None and (taken := self._native[1]) is not None:
             return {self.steps[0].backend.space: taken}
+        peak: dict[str, int] = {}
+        for _, space, size in needs:
+            peak[space] = max(peak.get(space, 0), size)
+        return peak
+
+    def _needs(
+        self, workspace: Callable[[Step], int], block_bytes: Callable[[Plan], dict[str, int]]
+    ) -> list[tuple[int, str, int]]:
+        """Return the number of a step, its memory space, and the bytes that are in use there while
+        it runs; -1 stands for the inputs before the first.
+        """
         live: Counter[str] = Counter()
-        peak: Counter[str] = Counter()
         # Inputs are live from the start. Caches (`state`) outlive the run and are counted by
         # whoever keeps them.
         for node, space in self.leaves:
             if node.op == "input" and not node.attrs.get("state"):
                 live[space] += node.type.bytes
-        peak.update(live)
+        needs = [(-1, space, size) for space, size in live.items()]
         stored = _Storages(self)
         first = {chain.first: number for number, chain in enumerate(self.chains)}
         for index, step in enumerate(self.steps):
@@ -250,16 +275,16 @@ class Plan:
                 chain, plans = self.chains[first[index]], self.blocks[first[index]]
                 live[space] += chain.result.type.bytes
                 extra = max(block_bytes(plan).get(space, 0) for plan in plans.values())
-                peak[space] = max(peak[space], live[space] + extra)
+                needs.append((index, space, live[space] + extra))
             elif index not in stored.inside:
                 # A view, or a step that overwrites its input, takes no memory of its own.
                 if stored.owner[step.node] is step.node:
                     live[space] += step.node.type.bytes
                 extra = 0 if step.node.op == "copy" else workspace(step)
-                peak[space] = max(peak[space], live[space] + extra)
+                needs.append((index, space, live[space] + extra))
             for owner in stored.ends.get(index, ()):
                 live[stored.space[owner]] -= owner.type.bytes
-        return dict(peak)
+        return needs
 
     @property
     def flops(self) -> int:

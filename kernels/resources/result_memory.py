@@ -40,6 +40,8 @@ class ResultMemory:
         self.bytes = sum(map(len, self._free))
         """Of all pieces that there are."""
         self._maximum = 0  # bytes that were held at once: as much may be kept
+        self.taken = 0
+        """Bytes of all pieces that were handed out."""
 
     def new(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Memory that is not set. Raises MemoryError."""
@@ -55,6 +57,7 @@ class ResultMemory:
         if fitting:
             piece = min(fitting, key=len)
             self._free.remove(piece)
+            self.taken += len(piece)
             return piece
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self._maximum = max(self._maximum, self.bytes - sum(map(len, self._free)) + size)
@@ -62,7 +65,15 @@ class ResultMemory:
             self.bytes -= len(self._free.pop(0))
         piece = _mapped(size)
         self.bytes += len(piece)
+        self.taken += len(piece)
         return piece
+
+    def leave(self, size: int) -> None:
+        """Give free pieces back until no more than so many bytes of them are left: others take
+        memory, too.
+        """
+        while self._free and sum(map(len, self._free)) > size:
+            self.bytes -= len(self._free.pop(0))
 
     def _take_back(self, piece: mmap.mmap) -> None:
         if self._closed:

@@ -18,8 +18,10 @@ from mtmd.base.errors import PlacementError
 from mtmd.kernels import ops
 from mtmd.kernels.backends import Cpu, Limited, Reference
 from mtmd.kernels.graph import Node
+from mtmd.kernels.plan import executor as module
 from mtmd.kernels.plan.executor import Executor, Residency
 from mtmd.kernels.plan.scheduler import make_plan
+from mtmd.kernels.resources.result_memory import ResultMemory
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -287,3 +289,31 @@ def test_an_observer_changes_nothing(seed):
             Executor(plan, Residency()).run({k: t.clone() for k, t in graph.batch.items()}, observe)
         )
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_free_memory_makes_way_for_what_torch_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the peak has been predicted, pieces that a run keeps for later results are given back
+    before a step that takes memory elsewhere.
+    """
+    held: list[int] = []
+
+    class Seen(ResultMemory):
+        def leave(self, size: int) -> None:
+            super().leave(size)
+            held.append(self.bytes)
+
+    monkeypatch.setattr(module, "ResultMemory", Seen)
+    x = given("x", 1, 64 * 64, 256)
+    wide = ops.gelu(x, approximate="tanh", name="wide")  # of the run's own memory, and used once
+    few = ops.pool2d(wide, grid=(64, 64), size=(2, 2), name="few")
+    cut = ops.windows(x, grid=(64, 64), size=8, name="cut")  # torch's
+    plan = make_plan([few, cut], [Cpu()])
+    again, batch = Executor(plan, Residency()), {"x": torch.randn(x.shape)}
+    expected = again.run(batch)
+    assert held == [], "nothing is known of its memory yet"
+    assert plan.compute_bytes["cpu"] < 2.1 * x.type.bytes
+    for _ in range(2):
+        held.clear()
+        result = again.run(batch)
+        assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+        assert held[-1] == 0 and len(held) == len(plan.steps)

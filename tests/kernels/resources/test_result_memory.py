@@ -125,3 +125,16 @@ def test_few_zeros_are_the_allocators_and_zeros_in_memory_that_was_used_before(m
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_free_memory_is_given_back_down_to_what_may_stay(memory):
+    with memory.in_use():
+        first, second = new(), new(2 * ROWS)
+    assert memory.taken == first.nbytes + second.nbytes
+    del first, second
+    memory.leave(3 * LARGE)
+    assert memory.bytes == 3 * LARGE
+    memory.leave(2 * LARGE)
+    assert memory.bytes == 2 * LARGE, "the oldest piece is gone"
+    memory.leave(-1)
+    assert memory.bytes == 0
