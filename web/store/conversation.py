@@ -101,10 +101,10 @@ class Hit:
 
 
 def title_from(text: str, images: Sequence[StoredImage]) -> str:
-    """The title that a conversation gets from its first message: the beginning of its text, else
-    the name of its first picture.
+    """The title that a conversation gets from its first message: the beginning of its text, up to
+    the first block of code, else the name of its first picture.
     """
-    words = " ".join(text.split())
+    words = " ".join(text.partition("\n```")[0].split())
     if len(words) > TITLE_LENGTH:
         saved, space, _ = words[:TITLE_LENGTH].rpartition(" ")
         words = f"{(saved if space else words)[: TITLE_LENGTH - 1].rstrip(' .,;:')}…"

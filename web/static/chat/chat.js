@@ -245,7 +245,7 @@ async function load(id, mine) {
     window.history.replaceState(null, "", at("/"));
     conversation = null;
     tree.load([], null);
-    composer.restore(null, $("prompt").value);
+    composer.restore(null, composer.text);
   }
   composer.changed();
   list.select(conversation?.id ?? null);
@@ -342,7 +342,7 @@ async function takeNews() {
 
 /** What is being written stays in the message box. */
 async function leaveDeleted() {
-  const typed = $("prompt").value;
+  const typed = composer.text;
   toast("This conversation was deleted in another window.");
   window.history.replaceState(null, "", at("/"));
   await open(null);

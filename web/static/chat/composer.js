@@ -1,4 +1,4 @@
-// The message box: text, pictures that are uploaded as soon as they are attached, and what it all would take of the context.
+// The message box: text and text files, pictures that are uploaded as soon as they are attached, and what it all would take of the context.
 
 import { $, announce, el, icon, toast } from "../shared/dom.js";
 import { isolated, plural } from "../shared/format.js";
@@ -8,6 +8,7 @@ import { options } from "./settings.js";
 import { openViewer } from "./viewer.js";
 import { viewerItem } from "./message.js";
 import { Recorder, isAudio } from "./audio.js";
+import { LONGEST, mayBeText, splitFiles, textOf, withFiles } from "./text_files.js";
 import { isStill, isVideo, openVideo, partOf } from "./video.js";
 import { droppedFiles } from "../table/table.js";
 
@@ -19,7 +20,8 @@ export class Composer {
    * `ready()`: whether the model is in memory, `opened()`: a promise of the conversation that is to be shown, `askOver(files)`: one question over many, `dropOldest()`: make room. */
   constructor(about, { ready, opened, send, where, editLast, anew, askOver, dropOldest }) {
     Object.assign(this, { about, ready, opened, submit: send, where, editLast, anew, askOver, dropOldest });
-    this.attached = []; // {key, image | null, preview, name, tokens, uploading}
+    this.reading = null; // a promise of the text files that are being read
+    this.attached = []; // {key, image | null, preview, name, tokens, uploading}, and text files: {key, name, content}
     this.draft = null; // {key}: where what is typed is kept, another one for each conversation that is shown; null before the first
     this.editing = null;
     this.busy = false;
@@ -30,7 +32,8 @@ export class Composer {
   setAbout(about) {
     this.about = about;
     for (const id of ["shoot", "pick-folder"]) $(id).hidden = !about.vision;
-    $("pick").hidden = !about.vision && !about.audio;
+    const kinds = [about.vision && "pictures", about.vision && about.video && "videos", about.audio && "audio", about.vision && "PDFs", "text"].filter(Boolean).join(", ");
+    $("pick-kinds").textContent = kinds[0].toUpperCase() + kinds.slice(1);
     $("record").hidden = !about.audio || !Recorder.possible;
     const tasks = Object.entries(about.tasks); // what the model's authors ask it for, and how
     $("task").hidden = !tasks.length;
@@ -123,12 +126,56 @@ export class Composer {
     });
   }
 
+  /** Text that is in the box, and what its text files say. */
+  get text() {
+    return withFiles($("prompt").value, this.attached.filter(isText));
+  }
+
+  #fill(text, images) {
+    const { words, files } = splitFiles(text);
+    $("prompt").value = words;
+    this.attached = [...images.map((image) => this.#known(image)), ...files.map((file) => ({ key: newKey(), ...file }))];
+  }
+
+  get #images() {
+    return this.attached.map((one) => one.image).filter(Boolean);
+  }
+
   attach(files) {
-    if (!this.about.vision && !this.about.audio) {
-      toast(`${this.about.model} cannot see pictures: it has no image encoder.`);
+    const media = files.filter((file) => !mayBeText(file));
+    if (media.length) this.#attachMedia(media);
+    if (media.length < files.length) this.reading = Promise.all([this.reading, ...files.filter(mayBeText).map((file) => this.#read(file))]);
+    $("prompt").focus();
+  }
+
+  async #read(file) {
+    try {
+      const text = await textOf(file);
+      if (text === null) this.#attachMedia([file]);
+      else if (text === "") toast(`${isolated(file.name)} is empty.`, { group: "files" });
+      else this.#addText(file, text);
+    } catch (error) { // a folder, say, or a file that has gone since
+      toast(`${isolated(file.name)} could not be read. ${error.message}`, { group: "files" });
+    }
+  }
+
+  #addText(file, content) {
+    const already = this.attached.filter(isText).reduce((sum, one) => sum + one.content.length, 0);
+    if (already + content.length > LONGEST) {
+      toast(`${isolated(file.name)} was left out: the text files of one message may have ${LONGEST.toLocaleString("en")} characters.`, { group: "files" });
       return;
     }
-    const room = this.about.images - this.attached.length;
+    this.attached.push({ key: newKey(), name: file.name, content });
+    announce(`${file.name} attached`);
+    this.changed();
+  }
+
+  #attachMedia(files) {
+    if (!this.about.vision && !this.about.audio) {
+      toast(`${this.about.model} takes text files alone: it has no encoder for pictures or audio.`);
+      return;
+    }
+    const room = this.about.images - this.attached.filter((one) => !isText(one)).length;
     if (files.length > room) toast(`One message takes at most ${plural(this.about.images, "picture")}; ${files.length - room} left out.`);
     for (const file of files.slice(0, Math.max(0, room))) {
       const sound = file.type.startsWith("audio/");
@@ -143,7 +190,6 @@ export class Composer {
       if (file.type === "application/pdf" || file.name.toLowerCase().endsWith(".pdf")) this.#addPages(file);
       else this.#add(file, file.name);
     }
-    $("prompt").focus();
   }
 
   /** Each page of a PDF is a picture, as far as one message takes them. */
@@ -241,11 +287,13 @@ export class Composer {
   }
 
   async send() {
-    if (this.sending || this.#isHeld()) return;
+    if (this.sending) return;
     this.sending = true;
     const { draft } = this;
     const elsewhere = () => this.draft !== draft; // another conversation is shown: what is typed there is not meant
     try {
+      await this.reading;
+      if (this.#isHeld()) return;
       await this.opened();
       if (elsewhere() || this.#isHeld()) return;
       for (const one of this.attached) if (one.failed) this.#upload(one);
@@ -256,8 +304,7 @@ export class Composer {
         return;
       }
       if (elsewhere()) return;
-      const images = this.attached.map((one) => one.image).filter(Boolean);
-      if (!await this.submit($("prompt").value, images, this.editing)) return;
+      if (!await this.submit(this.text, this.#images, this.editing)) return;
       if (elsewhere()) sessionStorage.removeItem(draft.key);
       else this.clear();
     } finally {
@@ -267,9 +314,9 @@ export class Composer {
 
   /** What is in the box, in an empty chat. */
   #moveOn() {
-    const draft = { text: $("prompt").value, images: this.attached.map((one) => one.image).filter(Boolean) };
+    const draft = { text: this.text, images: this.#images };
     this.clear();
-    sessionStorage.setItem("mtmd.draft.", JSON.stringify(draft));
+    store("mtmd.draft.", draft);
     this.anew();
   }
 
@@ -288,8 +335,7 @@ export class Composer {
   /** Take a message up again, its pictures too; what is sent then stands beside it. */
   edit(message) {
     this.editing = message;
-    $("prompt").value = message.text;
-    this.attached = message.images.map((image) => ({ key: image.sha256, image, preview: null, name: image.name, tokens: null, uploading: null }));
+    this.#fill(message.text, message.images);
     this.changed();
     $("prompt").focus();
     announce("Editing a message. Escape leaves it as it was.");
@@ -309,15 +355,12 @@ export class Composer {
   }
 
   /** What was typed for one conversation is kept for this tab. `typed` stands in its place: by somebody who was faster than the page. */
-  restore(conversation, typed = this.draft ? "" : $("prompt").value) {
+  restore(conversation, typed = this.draft ? "" : this.text) {
     this.draft = { key: null };
     this.clear();
     this.draft.key = `mtmd.draft.${conversation ?? ""}`;
     const kept = JSON.parse(sessionStorage.getItem(this.draft.key) ?? "null");
-    $("prompt").value = typed || (kept?.text ?? "");
-    if (kept) {
-      this.attached = kept.images.map((image) => ({ key: image.sha256, image, preview: null, name: image.name, tokens: null, uploading: null }));
-    }
+    this.#fill(typed || (kept?.text ?? ""), kept?.images ?? []);
     this.changed();
   }
 
@@ -330,8 +373,8 @@ export class Composer {
 
   #keepDraft() {
     if (!this.draft?.key || this.editing) return;
-    const typed = { text: $("prompt").value, images: this.attached.map((one) => one.image).filter(Boolean) };
-    if (typed.text || typed.images.length) sessionStorage.setItem(this.draft.key, JSON.stringify(typed));
+    const typed = { text: this.text, images: this.#images };
+    if (typed.text || typed.images.length) store(this.draft.key, typed);
     else sessionStorage.removeItem(this.draft.key);
   }
 
@@ -363,6 +406,7 @@ export class Composer {
   draw() {
     const items = this.attached.filter((one) => one.image && isStill(one.image)).map((one, index) => ({ ...viewerItem(one.image, index + 1), replace: (blob) => this.#replace(one, blob) }));
     const thumbs = this.attached.map((one) => {
+      if (isText(one)) return this.#textThumb(one);
       const picture = el("img", { alt: one.name || "Picture", on: { error: () => this.#previewFailed(one, picture) } });
       if (one.preview) picture.src = one.preview;
       else if (one.image && !isAudio(one.image)) show(picture, isVideo(one.image) ? smallPath(one.image.sha256) : imagePath(one.image.sha256));
@@ -378,12 +422,18 @@ export class Composer {
     $("editing").hidden = !this.editing;
   }
 
+  #textThumb(one) {
+    return el("div", { class: "thumb text-file", role: "listitem", title: one.name }, el("span", { class: "picture" }, icon("file")),
+      el("button", { class: "off", type: "button", "aria-label": `Remove ${one.name}`, on: { click: () => { this.#remove(one); $("prompt").focus(); } } }, icon("close")),
+      el("span", { class: "file-name", dir: "auto" }, one.name));
+  }
+
   async #count() {
     this.counting?.abort();
     this.counting = new AbortController();
     const images = this.attached.filter((one) => one.image);
     const { conversation, parent } = this.where(this.editing);
-    const text = $("prompt").value;
+    const { text } = this;
     if ((!text && !images.length && !parent) || !this.ready()) {
       [$("meter").hidden, this.over] = [true, false];
       return;
@@ -412,7 +462,7 @@ export class Composer {
   count({ conversation, parent, since }, signal) {
     const { system, detail, model, no_sound } = options();
     const images = this.attached.filter((one) => one.image).map((one) => asSent({ ...one.image, name: one.name }));
-    return post("/api/count", { conversation, parent, text: $("prompt").value, images,
+    return post("/api/count", { conversation, parent, text: this.text, images,
       options: { ...(model ? { model } : {}), ...(system ? { system } : {}), ...(detail ? { detail } : {}), ...(no_sound ? { no_sound } : {}), ...(since ? { since } : {}) } }, { signal });
   }
 
@@ -450,6 +500,7 @@ function nameIn(path) {
 
 /** An attachment as requests have it. */
 export const asSent = ({ sha256, name, kind, start, end }) => ({ sha256, name, ...(isVideo({ kind }) ? { start: start ?? null, end: end ?? null } : {}) });
+const isText = (one) => one.content !== undefined;
 const newKey = () => crypto.getRandomValues(new Uint32Array(1))[0];
 
 /** Why a picture is not attached: which file, what was found in it and what is taken. */
@@ -457,4 +508,14 @@ function refusal(name, error, refused) {
   const file = name ? isolated(name) : "The picture";
   if (refused && ["invalid_image", "invalid_audio"].includes(error.code)) return `${file}: ${error.message.replace(/^(picture|image|audio): /i, "")}`;
   return `${file} is not attached. ${error.message}`;
+}
+
+/** A draft in this tab's storage; one that is too large for it is not kept. */
+function store(key, draft) {
+  try {
+    sessionStorage.setItem(key, JSON.stringify(draft));
+  } catch (error) {
+    if (error.name !== "QuotaExceededError") throw error;
+    sessionStorage.removeItem(key);
+  }
 }

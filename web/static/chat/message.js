@@ -8,6 +8,7 @@ import { imagePath, sentence, show } from "../shared/server.js";
 import { chosenUnits, figure, inPixels, withoutPlaces } from "./regions.js";
 import { receiptOf, settingsOf } from "./receipt.js";
 import { audioPlayer, isAudio } from "./audio.js";
+import { splitFiles } from "./text_files.js";
 import { isStill, isVideo, linkTimes, videoButton } from "./video.js";
 import { askAboutBox, openViewer } from "./viewer.js";
 import { isBeyondDemo } from "./welcome.js";
@@ -44,13 +45,22 @@ export function userMessage(message, context) {
   const pictures = message.images.map((image) => (isVideo(image) ? videoButton(image) : isAudio(image) ? audioPlayer(image) : el("button", {
     class: "picture", type: "button", "aria-label": `Show ${image.name || "picture"} large`, on: { click: () => openViewer(items, stills.indexOf(image)) },
   }, show(el("img", { alt: image.name || "Attached picture", ...shownSize(image) }), imagePath(image.sha256)))));
+  const { words, files } = splitFiles(message.text);
   return el("article", { class: `message user${context.last ? " last" : ""}`, id: `m-${message.id}`, "aria-label": "You" },
     context.since === message.id ? el("p", { class: "dropped" }, "The messages above were dropped to make room; the model does not see them.") : null,
     pictures.length ? el("div", { class: `pictures${pictures.length > 1 ? " many" : ""}` }, pictures) : null,
     el("div", { class: "turn" }, el("div", { class: "actions" }, branches(message, context), copyButton(message.text),
-      iconButton("edit", "Edit", () => act.edit(message))), el("div", { class: "bubble" }, message.text)),
+      iconButton("edit", "Edit", () => act.edit(message))), el("div", { class: "bubble" }, words, files.map(fileIn))),
     context.last && !context.running ? el("div", { class: "problem" }, el("span", {}, context.problem || "This message has no answer."),
       el("button", { class: "button", type: "button", on: { click: () => act.answer(message) } }, context.problem ? "Try again" : "Answer")) : null);
+}
+
+/** A text file of a message, folded; its text is laid out when it is opened. */
+function fileIn({ name, content }) {
+  const type = /\.(\w+)$/.exec(name)?.[1] ?? "";
+  const made = el("details", { class: "file", on: { toggle: () => { if (made.open && made.children.length === 1) made.append(el("div", { class: "text" }, codeBlock(content, type, false))); } } },
+    el("summary", {}, icon("file"), el("span", { dir: "auto" }, name), el("span", { class: "soft" }, plural(content.split("\n").length, "line"))));
+  return made;
 }
 
 export function answerMessage(message, context) {
