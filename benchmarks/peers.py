@@ -57,7 +57,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 import zlib
@@ -425,26 +424,40 @@ def output(command: Sequence[str]) -> str:
     return output_and_peak(command)[0]
 
 
+# getrusage(2) counts to a program what the process held that started it, so a large one does not.
+FROM_A_SMALL_PROCESS = """
+import os, subprocess, sys, threading
+process = subprocess.Popen(sys.argv[2:])
+end = threading.Timer(float(sys.argv[1]), process.kill)
+end.start()
+_, status, used = os.wait4(process.pid, 0)
+end.cancel()
+print(f"\\n[{os.waitstatus_to_exitcode(status)}, {used.ru_maxrss}]", end="")
+"""
+
+
 def output_and_peak(command: Sequence[str], packages: str | None = None) -> tuple[str, float]:
     """What a command writes, and what it or a process of its own held at most, in MiB. A Python
     imports from `packages` what it does not have itself.
     """
     more = {} if packages is None else {LENT: packages}
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen(command, stdout=out, stderr=err, env={**os.environ, **more})
-        end = threading.Timer(TIMEOUT_S, process.kill)
-        end.start()
-        _, status, used = os.wait4(process.pid, 0)
-        end.cancel()
-        code = process.returncode = os.waitstatus_to_exitcode(status)
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", FROM_A_SMALL_PROCESS, str(TIMEOUT_S), *command],
+            stdout=out,
+            stderr=err,
+            env={**os.environ, **more},
+        )
+        process.wait()
         for file in (out, err):
             file.seek(0)
-        text = out.read()
+        text, _, told = out.read().rpartition("\n")
+        code, peak = json.loads(told)
         if code:
             lines = (err.read() or text).strip().splitlines() or ["it said nothing"]
             how = f"died of signal {-code}" if code < 0 else "failed"
             raise RuntimeError(f"{Path(command[0]).name} {how}: {lines[-1]}")
-    return text, used.ru_maxrss / 2**10
+    return text, peak / 2**10
 
 
 def timed(work: Callable[[], object]) -> float:
