@@ -72,6 +72,7 @@ def _head(report: Report) -> list[str]:
         "multiplies fp32 at": f"{number(m.fp32_gflop_per_s)} GFLOP/s",
         "opened in": milliseconds(report.open_ms),
         "first pass": milliseconds(report.first_ms),
+        **({"memory at most": memory_size(report.peak_bytes)} if report.peak_bytes else {}),
         "software": f"mtmd {report.version}, torch {m.torch}, {m.system}",
     }
     reported = "".join(

@@ -69,11 +69,6 @@ class HostPeak:
         return memory.status_bytes("VmHWM") if self._restarted else None
 
 
-def peak_bytes() -> int | None:
-    """The most this process has held since it began, or since a `HostPeak` was restarted."""
-    return memory.status_bytes("VmHWM")
-
-
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
     """Run so many processes beside this one that never rest."""

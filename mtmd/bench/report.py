@@ -122,7 +122,10 @@ class Machine:
 @dataclass(frozen=True)
 class Report:
     """`open_ms`: until the model could be asked, weights not read; `first_ms`: the first pass
-    through all stages, which reads (or makes) the weights and prepares kernels."""
+    through all stages, which reads (or makes) the weights and prepares kernels; `loaded_bytes`:
+    held after it; `peak_bytes`: the most that was held during a stage, the first pass included, of
+    the process on a CPU, of the device otherwise; None where the system does not tell.
+    """
 
     model: str
     command: str
@@ -135,6 +138,7 @@ class Report:
     open_ms: float
     first_ms: float
     loaded_bytes: int | None
+    peak_bytes: int | None
     base: Point
     stages: tuple[Stage, ...]
     ops: tuple[OpRow, ...]

@@ -164,6 +164,7 @@ def run(
         subject.open_ms,
         first_ms,
         loaded,
+        bench.peak_bytes,
         plan.base(),
         bench.results(),
         tuple(bench.row(cost) for cost in costs),
@@ -180,6 +181,7 @@ class _Bench:
         on_cpu = subject.device.type == "cpu"
         self._clock = SustainedClock(usable_cores().quota if on_cpu else None)
         self.series: dict[tuple[str, Point], _Series] = {}
+        self.peak_bytes: int | None = None
         self._pictures: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {}
 
     def weigh(self) -> None:
@@ -283,6 +285,8 @@ class _Bench:
             yield run
             self.subject.synchronize()
             ms = clock.since(begun) * 1e3 / runs
+        for maximum, _ in peaks:
+            self.peak_bytes = max(maximum, self.peak_bytes or 0)
         if counted:
             series = self.series.get((name, point))
             if series is None:

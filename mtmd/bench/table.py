@@ -21,7 +21,8 @@ def render_table(report: Report) -> str:
         f"ceilings: read {m.read_gb_per_s:.1f} GB/s, bf16 {m.bf16_gflop_per_s:.0f} GFLOP/s, fp32 "
         f"{m.fp32_gflop_per_s:.0f} GFLOP/s",
         f"opened in {report.open_ms:.0f} ms, first pass {report.first_ms:.0f} ms; then "
-        f"{many(report.rounds, 'round')}, decode in runs of {report.decode_tokens}",
+        f"{many(report.rounds, 'round')}, decode in runs of {report.decode_tokens}"
+        + (f"; at most {mib(report.peak_bytes)} of memory" if report.peak_bytes else ""),
         f"base: {base.images} x {base.resolution} px{_seen(report)}, {base.context} tokens of "
         f"text, batch {base.batch}{alongside}",
         "",

@@ -32,6 +32,8 @@ def test_every_stage_is_measured_along_every_axis(mtmd, shape, tmp_path):
         ("resolution", "encode"), ("images", "encode"), ("batch", "decode"),
         ("context", "prefill"), ("threads", "decode"), ("load", "decode"),
     }  # fmt: skip
+    peaks = [s["peak_bytes"] for s in report["stages"] if s["peak_bytes"] is not None]
+    assert (report["peak_bytes"] or 0) >= max(peaks, default=0)
     at_batch = [s for s in report["stages"] if s["point"]["batch"] == 3]
     assert [(s["name"], s["tokens"]) for s in at_batch] == [("decode", 3)]
     read, requested = ({s["point"]["context"]: s["tokens"] for s in report["stages"] if s["name"] == name

@@ -27,7 +27,7 @@ def report(*stages: Stage) -> Report:
     machine = Machine("cpu", "2 threads", "Linux", "x", 2, "2", 10.0, 100.0, 50.0)
     memory = tuple(PredictedMemory(s, 1, (s // 16) ** 2, s * MIB, s * s * MIB) for s in (256, 512))
     return Report(
-        "tiny", "mtmd bench", "0", "bf16", MIB, machine, 1, 8, 1.0, 1.0, None, BASE, stages, (),
+        "tiny", "mtmd bench", "0", "bf16", MIB, machine, 1, 8, 1.0, 1.0, None, 300 * MIB, BASE, stages, (),
         memory,
     )  # fmt: skip
 
