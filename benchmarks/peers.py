@@ -636,8 +636,8 @@ def openvino_rates(folder: Path, sizes: Sizes, kind: str, threads: int) -> Rates
 
 
 def openvino_batch(path: Path, context: int, batch: int, threads: int) -> float:
-    """Tokens a second of sequences that decode together: the better of two times that the answers
-    take beyond those of one token each. All prompts may be read in one step.
+    """Tokens a second of sequences that decode together: the time by which the better of two rounds
+    of answers exceeds that of answers of one token. All prompts may be read in one step.
     """
     import numpy as np
     import openvino
@@ -661,8 +661,8 @@ def openvino_batch(path: Path, context: int, batch: int, threads: int) -> float:
         return time.perf_counter() - start
 
     seconds(2)
-    beyond = min(seconds(DECODE) - seconds(1) for _ in range(2))
-    return batch * (DECODE - 1) / beyond
+    whole, read = (min(seconds(tokens) for _ in range(2)) for tokens in (DECODE, 1))
+    return batch * (DECODE - 1) / (whole - read)
 
 
 def openvino_encodes(kind: str, threads: int) -> Rates:
