@@ -134,6 +134,7 @@ SIZES: dict[str, dict[str, Any]] = {
         },
     },
 }
+POSITIONS = 32_768  # a page of GLM-OCR's is 2,793 tokens
 # What their processors do with a page.
 PIXELS: dict[str, dict[str, Any]] = {
     "glm_ocr": {"size": {"longest_edge": 9633792, "shortest_edge": 12544}},
@@ -168,6 +169,9 @@ def published(source: Path, target: Path, layers: int | None) -> None:
     config = merged(config, SIZES[kind])
     text = config["text_config"]
     text["num_nextn_predict_layers"] = 0
+    for values in (config, text):
+        if "max_position_embeddings" in values:
+            values["max_position_embeddings"] = POSITIONS
     if layers is not None:
         text["num_hidden_layers"] = layers
         for key in ("layer_types", "mlp_layer_types"):

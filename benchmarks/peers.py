@@ -453,8 +453,8 @@ def output_and_peak(command: Sequence[str], packages: str | None = None) -> tupl
         process.wait()
         for file in (out, err):
             file.seek(0)
-        text, _, told = out.read().rpartition("\n")
-        code, peak = json.loads(told)
+        text, _, ending = out.read().rpartition("\n")
+        code, peak = json.loads(ending)
         if code:
             lines = (err.read() or text).strip().splitlines() or ["it said nothing"]
             how = f"died of signal {-code}" if code < 0 else "failed"
