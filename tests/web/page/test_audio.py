@@ -86,14 +86,14 @@ def test_the_microphone_is_recorded(listener, hearing):
     page.wait_for_selector("#recording:not([hidden])")
     listener.until("document.querySelector('#record-level').value > 0.1")
     assert listener.axe() == []
-    listener.until("document.querySelector('#record-time').textContent === '0:01'")
+    listener.until("document.querySelector('#record-time').textContent >= '0:01'")
     page.click("#record-stop")
     page.wait_for_selector(".thumb:not(.loading) .video-part")
     assert page.is_hidden("#recording")
     listener.say("what is it?")
     (part,) = audio_of(hearing)
     audio = part["audio"].audio(16_000)
-    assert audio.facts.rate == 16_000 and 0.7 < audio.facts.seconds < 5
+    assert audio.facts.rate == 16_000 and 0.7 < audio.facts.seconds < 30
     spectrum = np.abs(np.fft.rfft(audio.samples))
     assert abs(spectrum.argmax() / audio.facts.seconds - 440) < 5
 
