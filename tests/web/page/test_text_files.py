@@ -12,7 +12,9 @@ def attached(name, data, kind="text/plain"):
 
 def words(ticket):
     content = ticket.messages[-1]["content"]
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return (
+        content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    )
 
 
 def test_a_file_is_a_part_of_the_message_and_is_taken_up_again(person, fake):
