@@ -41,14 +41,14 @@ from mtmd.base.garbage import without_collections
 with without_collections():
     import torch
     mark("import torch")
-    import mtmd.loading
+    import mtmd.finding, mtmd.loading
     import mtmd.kernels.plan.native_run
     mark("import mtmd")
     from mtmd.model import Model
     from mtmd.options.by_name import options
     from mtmd.options.load import LoadOptions
     chosen = options(LoadOptions, {load})
-    checkpoint, name = mtmd.loading.find_checkpoint({model!r}, chosen)
+    checkpoint, name = mtmd.finding.find_checkpoint({model!r}, chosen)
     mark("open files, make tokenizer")
     model = Model(checkpoint, chosen, name=name)
     mark("choose types, plan memory")

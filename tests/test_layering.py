@@ -89,7 +89,7 @@ ORDER = {
         ("checkpoint", "events"),
         ("ranks",),  # the other processes of a model that several share
         ("loaded",),  # a model in memory, without anybody to ask it
-        ("prompt",),  # messages into spans
+        ("finding", "prompt"),  # names into checkpoints; messages into spans
         # requests into answers; answers on a screen; audio written down
         ("service", "display", "transcription"),
         ("chat",),  # a model makes it, and types name the model

@@ -55,7 +55,7 @@ def questions(folder: Path) -> list[tuple[Path, str]]:
 
 
 def on_device(dtype: str, setting: Setting) -> Any:
-    from mtmd.loading import find_checkpoint
+    from mtmd.finding import find_checkpoint
     from mtmd.model import Model
     from mtmd.options.load import LoadOptions
 
@@ -67,8 +67,8 @@ def on_device(dtype: str, setting: Setting) -> Any:
 @functools.cache
 def on_cpu() -> Any:
     """The ops' references, in fp32."""
+    from mtmd.finding import find_checkpoint
     from mtmd.kernels.backends import Reference
-    from mtmd.loading import find_checkpoint
     from mtmd.model import Model
     from mtmd.options.load import LoadOptions
 

@@ -9,7 +9,7 @@ every GPU has the type.
 from __future__ import annotations
 
 from mtmd.kernels.gpu.jit import tl, triton
-from mtmd.kernels.quantization.kv_rows import BLOCK, blocks_of, cached_bytes, part_types
+from mtmd.kernels.quantization.kv_rows import BLOCK, ROW_TYPES, blocks_of, cached_bytes, part_types
 
 BLOCK_VALUES = tl.constexpr(BLOCK)
 NORM = tl.constexpr(BLOCK**-0.5)
@@ -19,10 +19,17 @@ MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole numb
 def constants(quant: str | None, head: int) -> dict[str, int | bool | str]:
     """Return the constants by which kernels know such rows."""
     if quant is None:
-        return {"QUANT": "", "V_QUANT": "", "ROW": head, "PADDED": head}
+        plain = {"QUANT": "", "V_QUANT": "", "ROTATED": False, "V_ROTATED": False}
+        return plain | {"ROW": head, "PADDED": head}
     keys, values = part_types(quant)
-    row, padded = cached_bytes(quant, head), blocks_of(head) * BLOCK
-    return {"QUANT": keys, "V_QUANT": values, "ROW": row, "PADDED": padded}
+    return {
+        "QUANT": keys,
+        "V_QUANT": values,
+        "ROTATED": ROW_TYPES[keys].rotated,
+        "V_ROTATED": ROW_TYPES[values].rotated,
+        "ROW": cached_bytes(quant, head),
+        "PADDED": blocks_of(head) * BLOCK,
+    }
 
 
 @triton.jit
@@ -64,12 +71,38 @@ def read_columns(
     turned (`rotate`); zeros past the last block and, under COMPARE, in rows that are not there.
     `rows` are offsets in units of ROW_ALIGN bytes.
     """
-    CODES: tl.constexpr = C.PADDED // 2 if QUANT == "q4_0" else C.PADDED
     begin = base + rows * C.ROW_ALIGN
     c = FIRST + tl.arange(0, COUNT)
     inside = (c < C.PADDED)[None, :]
     if COMPARE:
         inside = inside & there[:, None]
+    if QUANT == "bf16" or QUANT == "fp32":
+        numbers = tl.load(_numbers(begin, QUANT)[:, None] + c[None, :], mask=inside, other=0)
+        return numbers.to(tl.float32)
+    return _decoded(begin, there, c, inside, FIRST, COUNT, QUANT, C, COMPARE)
+
+
+@triton.jit
+def _numbers(to, QUANT: tl.constexpr):
+    """Pointers to the numbers of rows at the pointers `to`, which are stored as they are."""
+    TYPE: tl.constexpr = tl.bfloat16 if QUANT == "bf16" else tl.float32
+    return to.to(tl.pointer_type(TYPE))
+
+
+@triton.jit
+def _decoded(
+    begin,
+    there,
+    c,
+    inside,
+    FIRST: tl.constexpr,
+    COUNT: tl.constexpr,
+    QUANT: tl.constexpr,
+    C: tl.constexpr,
+    COMPARE: tl.constexpr,
+):
+    """Columns c of the rows at `begin`, by codes and scales; zeros where `inside` is off."""
+    CODES: tl.constexpr = C.PADDED // 2 if QUANT == "q4_0" else C.PADDED
     if QUANT == "q4_0":
         at = c // BLOCK_VALUES * (BLOCK_VALUES // 2) + c % (BLOCK_VALUES // 2)
         codes = tl.load(begin[:, None] + at[None, :], mask=inside, other=0).to(tl.int32)
@@ -90,8 +123,8 @@ def read_columns(
     if COMPARE:
         some = some & there[:, None]
     scales = tl.load(at, mask=some, other=0).to(tl.float32)
-    parts = tl.reshape(numbers, [rows.shape[0], GROUPS, BLOCK_VALUES])
-    numbers = tl.reshape(parts * scales[:, :, None], [rows.shape[0], COUNT])
+    parts = tl.reshape(numbers, [begin.shape[0], GROUPS, BLOCK_VALUES])
+    numbers = tl.reshape(parts * scales[:, :, None], [begin.shape[0], COUNT])
     return tl.where(inside, numbers, 0.0)
 
 
@@ -100,6 +133,18 @@ def write_rows(to, x, there, QUANT: tl.constexpr, C: tl.constexpr):
     """x fp32 [ROWS, COLUMNS], zeros from column K on, in rows of the type QUANT at the pointers
     `to`.
     """
+    if QUANT == "bf16" or QUANT == "fp32":
+        c = tl.arange(0, x.shape[1])
+        at = _numbers(to, QUANT)
+        numbers = x.to(at.dtype.element_ty)
+        tl.store(at[:, None] + c[None, :], numbers, mask=there[:, None] & (c < C.PADDED)[None, :])
+    else:
+        _write_codes(to, x, there, QUANT, C)
+
+
+@triton.jit
+def _write_codes(to, x, there, QUANT: tl.constexpr, C: tl.constexpr):
+    """x fp32 [ROWS, COLUMNS] as codes and scales."""
     CODES: tl.constexpr = C.PADDED // 2 if QUANT == "q4_0" else C.PADDED
     ROWS: tl.constexpr = x.shape[0]
     GROUPS: tl.constexpr = x.shape[1] // BLOCK_VALUES

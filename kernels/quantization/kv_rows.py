@@ -17,7 +17,8 @@ to the others (docs/LOG.md); the largest becomes 448, without an error of its ow
 A cache [2, S, G, bytes] has the keys of all tokens, then their values, in rows of one type. With a
 type for keys and another for values, named together as `q8_0/q4_0`, it is [1, S, G, bytes]: the row
 of a key, then that of its value. In a cache [1, S, G, bytes] in rows of one type, keys are the
-values, too.
+values, too. Next to rows of another type numbers are stored as rows, too (`plain`: bf16 and fp32):
+then the codes are the numbers, filled up in the same way, without scales.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ LARGEST_F8 = 448.0
 
 @dataclass(frozen=True)
 class RowType:
-    """One of these types. `largest` is the code that the largest value of a scale becomes; `encode`
-    and `decode` are between values over their scale, fp32 [..., 32], and codes, uint8.
+    """One of these types. `largest` is the code that the largest value of a scale becomes, 0 for a
+    type without scales; `encode` and `decode` are between values over their scale, fp32 [..., 32],
+    and codes, uint8.
     """
 
     name: str
@@ -49,11 +51,16 @@ class RowType:
     signed: bool = False
     rotated: bool = True
 
+    @property
+    def plain(self) -> bool:
+        """Return whether the codes are numbers as they are."""
+        return not self.largest
+
     def code_bytes(self, values: int) -> int:
         return blocks_of(values) * BLOCK * self.bits // 8
 
     def row_bytes(self, values: int) -> int:
-        size = self.code_bytes(values) + 2 * blocks_of(values)
+        size = self.code_bytes(values) + (0 if self.plain else 2 * blocks_of(values))
         return -(-size // 4) * 4
 
 
@@ -67,6 +74,8 @@ def quantize_rows(x: Tensor, kind: str) -> Tensor:
     of, values = ROW_TYPES[kind], x.shape[-1]
     padded = x.new_zeros((*x.shape[:-1], blocks_of(values) * BLOCK), dtype=torch.float32)
     padded[..., :values] = x
+    if of.plain:
+        return of.encode(padded)
     blocks = (rotate(padded) if of.rotated else padded).unflatten(-1, (-1, BLOCK))
     top = blocks.abs().amax(-1)
     if of.signed:
@@ -88,6 +97,8 @@ def dequantize_rows(rows: Tensor, kind: str, values: int) -> Tensor:
     """uint8 [..., row_bytes] -> fp32 [..., K], K = `values`"""
     of = ROW_TYPES[kind]
     at = of.code_bytes(values)
+    if of.plain:
+        return of.decode(rows[..., :at])[..., :values].contiguous()
     stored = rows[..., at : at + 2 * blocks_of(values)]
     scales = stored.contiguous().view(torch.float16).float()
     codes = rows[..., :at].unflatten(-1, (-1, BLOCK * of.bits // 8))
@@ -195,11 +206,27 @@ def _from_f8(codes: Tensor) -> Tensor:
     return halves.to(torch.int16).view(torch.float16).float() * 256
 
 
+def _to_numbers(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda x: x.to(dtype).view(torch.uint8)
+
+
+def _from_numbers(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda codes: codes.contiguous().view(dtype).float()
+
+
+def _plain(name: str, dtype: torch.dtype) -> RowType:
+    encode, decode = _to_numbers(dtype), _from_numbers(dtype)
+    return RowType(name, 8 * dtype.itemsize, 0.0, encode, decode, rotated=False)
+
+
 _ALL = (
     RowType("q8_0", 8, 127.0, _to_q8, _from_q8),
     RowType("q4_0", 4, -8.0, _to_q4, _from_q4, signed=True),
     RowType("fp8", 8, LARGEST_F8, _to_f8, _from_f8, rotated=False),
+    _plain("bf16", torch.bfloat16),
+    _plain("fp32", torch.float32),
 )
 ROW_TYPES: Mapping[str, RowType] = MappingProxyType({of.name: of for of in _ALL})
+CODED = tuple(of.name for of in _ALL if not of.plain)  # those that a whole cache can have
 PAIRS = tuple(f"{keys}/{values}" for keys in ROW_TYPES for values in ROW_TYPES if keys != values)
-CACHE_TYPES = (*ROW_TYPES, *PAIRS)
+CACHE_TYPES = (*CODED, *PAIRS)

@@ -29,6 +29,7 @@ from mtmd.clip.family import ContextFamily
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
 from mtmd.events import Finished
+from mtmd.finding import find_checkpoint
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
@@ -43,7 +44,6 @@ from mtmd.llm.engine.sequence import Sequence as Running
 from mtmd.llm.engine.spans import Span, cut, lay_out
 from mtmd.llm.sampling.sampler import Sampler, Sampling
 from mtmd.loaded.device_and_dtype import device_name
-from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 from mtmd.options.keywords import Detail
 from mtmd.options.load import LoadOptions

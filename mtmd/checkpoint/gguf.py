@@ -84,16 +84,17 @@ def open_gguf(
     elif own is not None:
         tower = _Tower(own, where, written)
     factors = {name: _factors(file, name, where) for name in FACTORS if name in file.names()}
+    metadata = dict(file.metadata)  # arrays, which are parsed at each look-up, once
     text = gguf_text_family(
         architecture,
-        with_factors(architecture, file.metadata, factors),
+        with_factors(architecture, metadata, factors),
         frozenset(file.names()) - towers,
         where,
         tower.kind if tower else None,
         tower.stacked if tower else 0,
     )
     text_weights = CanonicalWeights(file, text.parameters(), where)
-    head = relevance.head_of_gguf(file, file.metadata, architecture, text, where)
+    head = relevance.head_of_gguf(file, metadata, architecture, text, where)
     used = {*text_weights.sources, *towers, *factors, *(head.sources if head else ())}
     check_no_extra(file, used, text.unused, where)
     vision, vision_weights = (tower.vision, tower.weights) if tower else (None, None)
@@ -101,7 +102,7 @@ def open_gguf(
     notes = (*notes, *(tower.notes if tower else ()))
     pre = usual_pre_tokenizer(architecture)
     tokenizer = Tokenizer.from_gguf(
-        {**({PRE: pre} if pre else {}), **file.metadata},
+        {**({PRE: pre} if pre else {}), **metadata},
         where,
         reserved=placeholders(vision, audio),
         added=added_tokens(vision),
@@ -133,7 +134,7 @@ def open_gguf(
         missing,
         architecture=architecture,
         file_type=_file_type(file),
-        sampling=of_gguf(file.metadata, where),
+        sampling=of_gguf(metadata, where),
         notes=(*notes, *tokenizer.notes),
         audio=audio,
         audio_weights=audio_weights,

@@ -9,10 +9,10 @@ from mtmd.base.errors import OptionError
 from mtmd.base.options import one_of
 from mtmd.convert.gguf import Written, convert_to_gguf
 from mtmd.convert.imatrix import read_imatrix
+from mtmd.finding import find_checkpoint
 from mtmd.kernels.checkpoint.mixtures import ALIASES, MIXTURES
 from mtmd.kernels.checkpoint.tensor_writer import Progress
 from mtmd.kernels.resources.default_device import made_on_the_host
-from mtmd.loading import find_checkpoint
 from mtmd.options.load import LoadOptions
 
 SAFETENSORS = "FP8"  # the mixture that no GGUF holds

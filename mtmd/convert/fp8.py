@@ -17,13 +17,13 @@ from torch import Tensor
 from mtmd.base.errors import ModelError, OptionError
 from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.convert.gguf import Written
+from mtmd.finding import find_checkpoint
 from mtmd.kernels.checkpoint.mixtures import MIXTURES, tensor_types
 from mtmd.kernels.checkpoint.safetensors_file import SINGLE, SafetensorsWeights
 from mtmd.kernels.checkpoint.settings import read_json
 from mtmd.kernels.checkpoint.tensor_writer import Planned, Progress, write_tensors
 from mtmd.kernels.cpu.quantize import E4M3_MAX
 from mtmd.kernels.resources.default_device import made_on_the_host
-from mtmd.loading import find_checkpoint
 from mtmd.options.load import LoadOptions
 
 BLOCK, FP8, CONFIG = 128, "FP8", "config.json"

@@ -35,9 +35,9 @@ from mtmd.embedding.receipt import DocumentReceipt, Ranking, RankingReceipt
 from mtmd.embedding.state_model import StateModel
 from mtmd.embedding.state_reader import Times
 from mtmd.embedding.token_embedder import TokenEmbedder
+from mtmd.finding import find_checkpoint
 from mtmd.kernels.backends import Backend
 from mtmd.kernels.resources.default_device import made_on_the_host
-from mtmd.loading import find_checkpoint
 from mtmd.options.by_name import given, options
 from mtmd.options.load import RERANKER_OPTIONS, LoadOptions
 from mtmd.prompt.prompts import PreparedPrompt

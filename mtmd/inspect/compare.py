@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mtmd.clip.resolution.resolution import ImagePlan
+from mtmd.finding import find_checkpoint
 from mtmd.inspect.comparison import (
     SAVED,
     ImageDifference,
@@ -40,7 +41,6 @@ from mtmd.kernels.quantization.blocks import BLOCKS
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.family import default_context
 from mtmd.loaded.device_and_dtype import device_name
-from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
 from mtmd.prompt.conversation import Message

@@ -20,6 +20,7 @@ from mtmd.checkpoint.headers import fetch_headers
 from mtmd.checkpoint.hub import HubUnreachable, check_name, is_demo
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.checkpoint.requantize import with_weights
+from mtmd.finding import find_checkpoint
 from mtmd.inspect.fit_facts import FitDevice, FitFacts
 from mtmd.inspect.fit_text import render_fit
 from mtmd.inspect.prediction import usable_bytes
@@ -33,7 +34,6 @@ from mtmd.loaded.device_and_dtype import choose_dtype
 from mtmd.loaded.fitting.choose import Ways, what_would_fit
 from mtmd.loaded.fitting.context import check_length
 from mtmd.loaded.fitting.needed_memory import HOST, SPARE, lazy_memories, limits
-from mtmd.loading import find_checkpoint
 from mtmd.options.by_name import given, options
 from mtmd.options.load import LoadOptions
 

@@ -11,6 +11,7 @@ from mtmd.base.errors import OptionError
 from mtmd.base.options import size_or_none
 from mtmd.bench.shapes import random_checkpoint, type_of_random_weights
 from mtmd.checkpoint.checkpoint import Checkpoint
+from mtmd.finding import find_checkpoint
 from mtmd.inspect.predict_ranks import shared_out
 from mtmd.inspect.prediction import GraphOps, Needs, Prediction, card_facts, facts_of, usable_bytes
 from mtmd.inspect.prediction_text import render_prediction
@@ -22,7 +23,6 @@ from mtmd.kernels.estimate.roofline import shares
 from mtmd.kernels.gpu.jit import INSTALL, has_triton
 from mtmd.kernels.plan.scheduler import Plan
 from mtmd.kernels.report.compiled import compiled_kernels
-from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 from mtmd.options.by_name import given, options
 from mtmd.options.load import LoadOptions

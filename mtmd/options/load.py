@@ -28,8 +28,8 @@ DTYPES_ELSEWHERE = {  # as torch, transformers and vLLM write them
     "float32": "fp32",
     "torch.float32": "fp32",
 }
-KV_ROWS = ("q8_0", "q4_0", "fp8")  # types that keys and values can have each
-KV_TYPES = ("auto", "bf16", "fp32", *KV_ROWS)
+KV_ROWS = ("bf16", "fp32", "q8_0", "q4_0", "fp8")  # types that keys and values can have each
+KV_TYPES = ("auto", *KV_ROWS)
 KV_TYPES_ELSEWHERE = DTYPES_ELSEWHERE | {"f32": "fp32", "fp8_e4m3": "fp8", "float8_e4m3fn": "fp8"}
 SPECULATE = ("auto", "off")
 PROPOSED_MAX = 32
@@ -147,7 +147,7 @@ class LoadOptions:
         Kind(_kv_type, "str", values=(*KV_TYPES, "q8_0/q4_0"), metavar="TYPE"),
         "the type in which keys and values are stored: q8_0 (half of the memory of bf16), fp8 "
         "(the same with coarser numbers), q4_0 (a quarter), bf16, fp32 or auto, the type that is "
-        "computed in; or one for keys and one for values, such as q8_0/q4_0",
+        "computed in; or one for keys and one for values, such as q8_0/q4_0 or bf16/q8_0",
         preset=True,
     )
     activations: str = option(

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import test_engine as small
 
+from mtmd.finding import find_checkpoint
 from mtmd.inspect.predict_target import subject_of
 from mtmd.kernels.backends import Cpu, Reference
 from mtmd.kernels.backends.target import Target
@@ -20,7 +21,6 @@ from mtmd.llm.batch import FEW, BatchShape
 from mtmd.llm.batch_shapes import FORESEEN, few_rows, foreseen_batches
 from mtmd.llm.engine.runner import PLANS
 from mtmd.loaded.programs import decoder_plans
-from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
 

@@ -21,7 +21,7 @@ from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops import OPS, rope_table
 from mtmd.kernels.ops.moe import Routing
 from mtmd.kernels.quantization.blocks import BLOCKS, dequantize
-from mtmd.kernels.quantization.kv_rows import CACHE_TYPES, ROW_TYPES, cached_parts, quantize_cache
+from mtmd.kernels.quantization.kv_rows import CACHE_TYPES, CODED, cached_parts, quantize_cache
 
 SIZES = (1, 2, 3, 5, 7, 13, 17, 31, 33)  # awkward on purpose
 
@@ -601,7 +601,7 @@ def _stored(d: Draw, cache: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """A cache, every other time in quantized rows."""
     if d.maybe():
         return cache, {}
-    kind = d.rng.choice(CACHE_TYPES if len(cache) == 2 else [*ROW_TYPES])
+    kind = d.rng.choice(CACHE_TYPES if len(cache) == 2 else CODED)
     return quantize_cache(cache, kind), {"quant": kind}
 
 

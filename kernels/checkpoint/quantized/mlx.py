@@ -1,6 +1,7 @@
 """MLX: `x.weight` has codes of few bits in 32-bit words, without gaps; `x.scales` and `x.biases`
 have a scale and a bias for each group of a row: scale q + bias. In mode "mxfp4" codes are 4-bit
-floats and scales powers of two, without biases.
+floats and scales powers of two, without biases. Blocks have both in fp16, as exact as bf16 down to
+7.6e-6; what smaller ones and those of fp32 lose is counted.
 
 How many values make a group is said in config.json, for all layers and for single ones by name.
 """
@@ -14,7 +15,15 @@ from torch import Tensor
 
 from mtmd.base.errors import ModelError
 from mtmd.kernels.checkpoint.quantized import integers
-from mtmd.kernels.checkpoint.quantized.parts import SCALES, Layout, Packed, Part, Parts, is_matrix
+from mtmd.kernels.checkpoint.quantized.parts import (
+    SCALES,
+    Layout,
+    Packed,
+    Part,
+    Parts,
+    Rounding,
+    is_matrix,
+)
 from mtmd.kernels.checkpoint.quantized.scheme import GROUP_MAX, Scheme
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.quantization.own_blocks import floats
@@ -57,29 +66,47 @@ def _packed(parts: Parts, base: str, settings: Settings) -> Packed:
     else:
         layout = Layout("A8_32", width, size)
 
-    def heads() -> Tensor:
-        if mode == "mxfp4":
-            return parts.read(f"{base}.scales").view(-1, groups, 1)
-        both = []
-        for part in ("scales", "biases"):
-            half = parts.finite(f"{base}.{part}").half().view(-1, groups)
+    rounding = Rounding()
+
+    def numbers() -> tuple[Tensor, Tensor]:
+        """Scales and biases as they are stored and in fp16, [2, rows, groups] each."""
+        stored = torch.stack(
+            [parts.finite(f"{base}.{part}").view(-1, groups) for part in ("scales", "biases")]
+        )
+        halves = stored.half()
+        for part, half in zip(("scales", "biases"), halves, strict=True):
             if not half.isfinite().all():
                 raise ModelError(
                     f"{parts.where}: tensor {base}.{part} has numbers beyond fp16, in which they "
                     "are kept; use the original checkpoint, or a GGUF of it"
                 )
-            both.append(half)
-        return floats(*both)
+        return stored, halves
 
     def open() -> Part:
-        words, all_heads = parts.read(name).view(-1, columns), heads()
+        words = parts.read(name).view(-1, columns)
+        lost: Tensor | None = None
+        if mode == "mxfp4":
+            heads = parts.read(f"{base}.scales").view(-1, groups, 1)
+        else:
+            stored, halves = numbers()
+            heads, difference = floats(*halves), stored - halves.float()
+            lost = difference if difference.any() else None
+            rounding.errors = rounding.values = 0.0
 
         def part(start: int, stop: int) -> tuple[Tensor, Tensor]:
-            return integers.unpack(words[start:stop], bits), all_heads[start:stop]
+            codes = integers.unpack(words[start:stop], bits)
+            if lost is not None:
+                each = codes.float().unflatten(1, (groups, size))
+                errors, values = (
+                    each * scale[start:stop, :, None] + bias[start:stop, :, None]
+                    for scale, bias in (lost, stored)
+                )
+                rounding.add(errors, values)
+            return codes, heads[start:stop]
 
         return part
 
     there = (name, f"{base}.scales", *((f"{base}.biases",) if mode == "affine" else ()))
     form = "MXFP4" if mode == "mxfp4" else f"{bits} bits"
     label = f"MLX {form}, groups of {size}"
-    return Packed(name, (*outer, width), layout, "MLX", label, there, open)
+    return Packed(name, (*outer, width), layout, "MLX", label, there, open, rounding=rounding)

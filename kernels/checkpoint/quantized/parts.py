@@ -5,7 +5,7 @@ blocks are made of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
@@ -77,12 +77,26 @@ class Layout:
         return nibbles(codes, 8 if self.kind == "NV4_128" else 16)
 
 
+@dataclass
+class Rounding:
+    """Describes what a tensor lost as its scales were rounded to the type that blocks have them in:
+    sums of squares of the errors and of the values, 0 before it is read and where nothing is lost.
+    """
+
+    errors: float = 0.0
+    values: float = 0.0
+
+    def add(self, errors: Tensor, values: Tensor) -> None:
+        self.errors += float(errors.square().sum(dtype=torch.float64))
+        self.values += float(values.square().sum(dtype=torch.float64))
+
+
 @dataclass(frozen=True)
 class Packed:
     """A tensor of logical `shape` that the file holds as its `parts`. `form` names how, in a word
     that is no block type's; `label` in a few. `open` reads the parts; rows are then packed in
     multiples of `step`. `turned`: the same with rows and columns of its matrices exchanged, where
-    those are whole blocks, too.
+    those are whole blocks, too. `rounding` is filled in when it is read.
     """
 
     name: str
@@ -94,6 +108,7 @@ class Packed:
     open: Callable[[], Part]
     step: int = 1
     turned: Packed | None = None
+    rounding: Rounding = field(default_factory=Rounding)
 
     @property
     def is_plain(self) -> bool:

@@ -16,6 +16,7 @@ from mtmd.kernels.quantization.kv_rows import (
 )
 
 LANES = 16
+PLAIN = {"bf16": "bf16", "fp32": "f32"}  # rows of numbers, as machine code calls them
 
 
 def rotated(e: Emitter, low: Value, high: Value) -> tuple[Value, Value]:
@@ -35,6 +36,8 @@ def read_half(
     head of `size` values at `row`.
     """
     of, block = ROW_TYPES[kind], e.i64(block)
+    if of.plain:
+        return e.read(row, PLAIN[kind], block * BLOCK + LANES * upper, LANES)
     scale = e.load(row.at(e.i64(of.code_bytes(size)) + block * 2), I16).half_to_f32()
     if kind == "q4_0":
         codes = e.load(row.at(block * (BLOCK // 2)), vec(I8, LANES), align=1)
@@ -103,6 +106,10 @@ class _Row:
 
     def _block(self, values: tuple[Value, Value], block: Value) -> None:
         e = self.e
+        if self.of.plain:
+            for half, v in enumerate(values):
+                e.write(self.to, PLAIN[self.of.name], block * BLOCK + half * LANES, v)
+            return
         top = self._top(values)
         if self.of.signed:
             high = e.largest(e.maximum(*values))

@@ -8,7 +8,7 @@ import torch
 
 from mtmd.kernels.dtype import DTYPES
 from mtmd.kernels.gpu.triton_kernel import Case, Problem, case, given
-from mtmd.kernels.quantization.kv_rows import CACHE_TYPES, ROW_TYPES, quantize_cache
+from mtmd.kernels.quantization.kv_rows import CACHE_TYPES, CODED, quantize_cache
 
 # Largest mean square error against the reference in fp32, relative to the result's: sums in another
 # order; the 16-bit types round the weights and the result.
@@ -120,6 +120,8 @@ CASES = (
     problem(256, ((130, 1), (7, 1)), 8, 4, _B, softcap=5.0, stored="q4_0"),
     problem(64, ((300, 1),), 8, 1, _B, stored="q8_0/q4_0"),
     problem(72, ((20, 40), (90, 1)), 4, 2, stored="q4_0/fp8"),
+    problem(80, ((31, 1), (32, 3)), 6, 2, _B, stored="bf16/q8_0", window=9),
+    problem(20, ((37, 2), (5, 1)), 3, 1, stored="q4_0/fp32", turned=10),
     problem(576, ((33, 1),), 16, 1, _B, halves=1),
     problem(320, ((33, 2), (5, 1)), 48, 1, _B, halves=1),
     problem(72, ((40, 5), (70, 1)), 64, 1, halves=1),
@@ -136,7 +138,7 @@ USES = {
         f"paged, decoding over 8192 keys in {stored}, 32 heads over 8, head 128": _decode(
             128, 1, 8191, 32, 8, stored=stored
         )
-        for stored in (*ROW_TYPES, "q8_0/q4_0")
+        for stored in (*CODED, "q8_0/q4_0", "bf16/q8_0")
     },
     "paged, prefill of 512 over 8192 keys in q8_0, 8 heads over 4, head 256": problem(
         256, ((7680, 512),), 8, 4, _B, stored="q8_0"

@@ -119,7 +119,7 @@ def paged_attention_kernel(p, s, S, keys, H, splits, C: tl.constexpr):
             q = _turned(p, s, q_rows * C.ALIGN, real, t, C)
         else:
             q = load_queries(p.q, q_rows, C)
-        if C.QUANT != "" and C.QUANT != "fp8":  # products of rotated vectors are the same
+        if C.ROTATED:  # products of rotated vectors are the same
             q = _rotated(q[0], q[1], p.q.dtype.element_ty == tl.float32, C)
         k_from = (head // C.SHARED).to(tl.int64) * s.row_head
         m, z, o1, o2 = empty_state(C)
@@ -156,7 +156,7 @@ def paged_attention_kernel(p, s, S, keys, H, splits, C: tl.constexpr):
             state = m, z, o1, o2
             m, z, o1, o2 = fold(state, q, of_keys, k_rows, n, end, limits, s, C, True, first_seen)
 
-        if C.V_QUANT != "" and C.V_QUANT != "fp8":
+        if C.V_ROTATED:
             o1, o2 = _rotated(o1, o2, p.q.dtype.element_ty == tl.float32, C)
         out_row = t * H + h
         if C.SPLIT:

@@ -221,6 +221,8 @@ PLAIN = (
     problem(3, 1, 72, halves=1, quant="q8_0"),
     problem(3, 2, 80, dtype=_B, fused=True, quant="q8_0/q4_0"),
     problem(5, 1, 40, quant="q4_0/fp8"),
+    problem(3, 2, 80, dtype=_B, fused=True, quant="bf16/q8_0"),
+    problem(5, 1, 20, quant="q4_0/fp32"),
 )
 TURNED = (
     *(c.but(turned=max(2, c["width"] // 2)) for c in PLAIN),

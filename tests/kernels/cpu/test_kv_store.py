@@ -12,7 +12,7 @@ from mtmd.kernels import ops
 from mtmd.kernels.cpu import gather_pages, kv_store
 from mtmd.kernels.graph import Type
 from mtmd.kernels.quantization.kv_rows import (
-    CACHE_TYPES,
+    CODED,
     PAIRS,
     ROW_TYPES,
     cached_bytes,
@@ -22,8 +22,11 @@ from mtmd.kernels.quantization.kv_rows import (
 TIES = 1e-6  # codes between two whole numbers may be rounded to either
 
 
-@pytest.mark.parametrize("kind", CACHE_TYPES)
-@pytest.mark.parametrize("size", [16, 20, 72, 128])
+CASES = [(kind, size) for kind in CODED for size in (16, 20, 72, 128)]
+CASES += [(kind, 20 + 52 * (number % 2)) for number, kind in enumerate(PAIRS)]
+
+
+@pytest.mark.parametrize(("kind", "size"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_are_the_ops(kind: str, size: int, dtype: torch.dtype) -> None:
     draw = torch.Generator().manual_seed(size)

@@ -16,7 +16,7 @@ from mtmd.kernels.gpu.table import KERNELS
 from mtmd.kernels.gpu.triton_kernel import node_of
 from mtmd.kernels.graph import Type
 from mtmd.kernels.ops import OPS
-from mtmd.kernels.quantization.kv_rows import ROW_TYPES, dequantize_rows
+from mtmd.kernels.quantization.kv_rows import CODED, dequantize_rows
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 CHOICE = {  # by op, the numbers of its cases: the cheapest to compile that have a way of their own
@@ -73,7 +73,7 @@ def test_a_narrow_row_is_overwritten_by_who_read_it(op, kernel, case, emulator, 
     assert torch.equal(kernel.in_place(*inputs, **case.options), expected)
 
 
-@pytest.mark.parametrize("quant", ROW_TYPES)
+@pytest.mark.parametrize("quant", CODED)
 def test_a_row_that_is_no_number_is_none_in_the_cache(quant, emulator, monkeypatch):
     """A GPU's maximum forgets a NaN: the scale of a row in fp8 was that of its other values."""
     emulator.install(monkeypatch)

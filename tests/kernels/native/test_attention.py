@@ -34,6 +34,9 @@ QUANTIZED = [  # the type of the cache, then as above
     ("fp8", (5, 4, 1, 72, 72, 64, None, None, torch.bfloat16, 4)),
     ("q8_0/q4_0", (1, 3, 3, 64, 64, 130, None, None, torch.bfloat16, 16)),
     ("q4_0/fp8", (3, 1, 5, 40, 40, 97, 17, None, torch.float32, 4)),
+    ("bf16/q8_0", (1, 3, 3, 64, 64, 130, None, None, torch.bfloat16, 16)),
+    ("q4_0/bf16", (2, 1, 3, 256, 256, 65, None, 30.0, torch.float32, 16)),
+    ("fp32/q4_0", (3, 1, 7, 20, 20, 200, 64, None, torch.bfloat16, 4)),
 ]
 
 

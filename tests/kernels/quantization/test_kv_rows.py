@@ -8,7 +8,9 @@ from checkpoints import nmse
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from mtmd.kernels.dtype import DTYPES
 from mtmd.kernels.quantization.kv_rows import (
+    CODED,
     ROW_TYPES,
     blocks_of,
     cached_bytes,
@@ -20,8 +22,11 @@ from mtmd.kernels.quantization.kv_rows import (
     rotate,
 )
 
-PAIRED = [(2, "q8_0"), (1, "q4_0"), (2, "q8_0/q4_0"), (2, "q4_0/fp8")]  # parts and types
-LIMITS = {"q8_0": 1e-4, "q4_0": 1e-2, "fp8": 1e-3}
+PAIRED = [  # parts and types
+    *[(2, "q8_0"), (1, "q4_0"), (2, "q8_0/q4_0"), (2, "q4_0/fp8")],
+    *[(2, "bf16/q8_0"), (2, "q4_0/fp32")],
+]
+LIMITS = {"q8_0": 1e-4, "q4_0": 1e-2, "fp8": 1e-3, "bf16": 1e-5, "fp32": 1e-20}
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -50,7 +55,7 @@ def test_a_cache_of_one_type_or_of_two(parts: int, quant: str) -> None:
     assert torch.equal(dequantize_cache(cache, quant, 40), torch.stack(expected))
 
 
-@pytest.mark.parametrize("kind", ROW_TYPES)
+@pytest.mark.parametrize("kind", CODED)
 def test_one_large_value_does_not_spoil_its_block(kind: str) -> None:
     """As in keys of Qwen2.5. In fp8 it is exact to a scale's rounding, and the others keep theirs."""
     x = drawn(100, 64)
@@ -91,7 +96,20 @@ def test_numbers_of_fp8_are_torchs() -> None:
     assert torch.equal(of.encode(x), x.to(torch.float8_e4m3fn).view(torch.uint8))
 
 
-@pytest.mark.parametrize("kind", ROW_TYPES)
+@pytest.mark.parametrize("kind", ["bf16", "fp32"])
+def test_numbers_as_they_are(kind: str) -> None:
+    dtype = DTYPES[kind]
+    x = drawn(3, 40).to(dtype)
+    x[0, 2], x[1, 3] = torch.nan, -torch.inf
+    rows = quantize_rows(x, kind)
+    assert torch.equal(rows[..., : 40 * dtype.itemsize], x.view(torch.uint8))
+    assert not rows[..., 40 * dtype.itemsize :].any(), "filled up to a block with zeros"
+    torch.testing.assert_close(
+        dequantize_rows(rows, kind, 40), x.float(), rtol=0, atol=0, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("kind", CODED)
 def test_zeros_stay_and_what_is_no_number_is_seen(kind: str) -> None:
     x = drawn(3, 32)
     x[0], x[1, 5] = 0, torch.nan

@@ -11,8 +11,8 @@ import pytest
 from adapters import write_adapter
 from stand_in import StandIn
 
+from mtmd.finding import find_checkpoint
 from mtmd.kernels.backends import Cpu, Reference
-from mtmd.loading import find_checkpoint
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
 

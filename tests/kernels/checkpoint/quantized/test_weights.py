@@ -86,6 +86,22 @@ def test_rows_of_no_whole_blocks(name: str, tmp_path: Path) -> None:
     assert error(values(file), expected) < 1e-9
 
 
+@pytest.mark.parametrize(("size", "loses"), [(1.0, False), (1e-2, False), (1e-5, True)])
+def test_what_scales_too_small_for_fp16_lose_is_counted(
+    size: float, loses: bool, tmp_path: Path
+) -> None:
+    form, weight = (
+        FORMATS["mlx-8"],
+        torch.randn(64, 256, generator=torch.Generator().manual_seed(1)),
+    )
+    held, expected = form.quantize(weight * size)
+    file = opened(folder(tmp_path, form.settings, held))
+    assert file.rounded == 0, "nothing is read yet"
+    lost = error(values(file), expected)
+    assert (lost > 1e-9) == loses
+    assert file.rounded == (pytest.approx(lost, rel=1e-3) if loses else 0)
+
+
 @pytest.mark.parametrize("name", ["awq", "gptq", "int8"])
 def test_one_group_in_a_row(name: str, tmp_path: Path) -> None:
     form, weight = FORMATS[name], torch.randn(64, 128, generator=torch.Generator().manual_seed(1))

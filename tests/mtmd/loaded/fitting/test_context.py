@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mtmd import loading
+from mtmd import finding, loading
 from mtmd.base.errors import ModelError, OptionError
 from mtmd.checkpoint.hub import NotInCacheError, Result
+from mtmd.finding import DEMO_MODEL, find_checkpoint
 from mtmd.kernels.plan import free_memory
 from mtmd.loaded.loaded_model import LoadedModel
-from mtmd.loading import DEMO_MODEL, find_checkpoint
 from mtmd.options.load import LoadOptions
 
 MIB = 1 << 20
@@ -108,8 +108,8 @@ def test_of_a_model_that_is_not_here_the_headers_tell(monkeypatch: pytest.Monkey
         requested.append(model)
         return Result(DEMO_MODEL)
 
-    monkeypatch.setattr(loading, "resolve_model", resolve)
-    monkeypatch.setattr(loading, "fetch_headers", lambda *_: Result(DEMO_MODEL))
+    monkeypatch.setattr(finding, "resolve_model", resolve)
+    monkeypatch.setattr(finding, "fetch_headers", lambda *_: Result(DEMO_MODEL))
     with pytest.raises(OptionError, match="expected at most 2048, which org/far was made for"):
         find_checkpoint("org/far", LoadOptions(context=4096))
     assert not requested, "nothing was fetched"
@@ -129,6 +129,6 @@ def test_headers_that_cannot_be_had_are_left_to_who_fetches(
             raise NotInCacheError("not here")
         return Result(DEMO_MODEL)
 
-    monkeypatch.setattr(loading, "resolve_model", resolve)
-    monkeypatch.setattr(loading, "fetch_headers", fails)
+    monkeypatch.setattr(finding, "resolve_model", resolve)
+    monkeypatch.setattr(finding, "fetch_headers", fails)
     assert find_checkpoint("org/far", LoadOptions(context=4096))[0].text.context == 2048
