@@ -81,10 +81,12 @@ class Following(Reference):
         run = super().lower(node, in_place)
         if node.op != "kv_store" or not node.attrs.get("quant"):
             return run
-        theirs, quant = self.stored[node.operands[0].name], node.attrs["quant"]
+        cache, quant = node.inputs[0], node.attrs["quant"]
+        assert cache is not None
+        theirs = self.stored[cache.name]
 
-        def store(cache, k, v, slots):  # type: ignore[no-untyped-def]
-            result = run(cache, k, v, slots)
+        def store(stored, k, v, slots):  # type: ignore[no-untyped-def]
+            result = run(stored, k, v, slots)
             for which, (x, kind) in enumerate(zip((k, v), part_types(quant), strict=True)):
                 size = x.shape[-1]
                 ours, others = (part_of(of, which, quant, size) for of in (result, theirs))

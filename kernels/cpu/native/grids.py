@@ -61,10 +61,20 @@ def _wide(e: Emitter, ptr: Value, scalar: ir.Type, first: Value, groups: int) ->
 def _signed(e: Emitter, row: Value, signs: Value) -> Value:
     """Bytes of rows, negative where the lower 8 bits of a group's signs say so."""
     numbers = row.bits(vec(I8, 8 * signs.lanes))
+    if signs.lanes > 1 and not e.has("avx512bw"):  # bits are no masks there: spread to bytes
+        order = [0] * 8 + [8] * 8
+        spread = e.bytes_of_lanes(signs.bits(numbers.type), order)
+        bit = e.const(numbers.type, [signed8(1 << i % 8) for i in range(numbers.lanes)])
+        return e.select((spread & bit).eq(bit), 0 - numbers, numbers)
     mask = signs.trunc(I8)
     if signs.lanes > 1:
         mask = mask.bits(ir.IntType(8 * signs.lanes))
     return e.select(mask.bits(vec(I1, numbers.lanes)), 0 - numbers, numbers)
+
+
+def signed8(number: int) -> int:
+    """A number's lower 8 bits, with a sign."""
+    return (number + 0x80) % 0x100 - 0x80
 
 
 def _eighth(e: Emitter, signs: Value) -> Value:

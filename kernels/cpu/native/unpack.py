@@ -468,8 +468,8 @@ def _q3_k(e: Emitter, chunk: Value) -> Terms:
         third = _twice(e, chunk)
         for index, codes in enumerate(_codes2(e, chunk, 32)):
             at = index // 2 + 8 * (index % 2)
-            picked = e.const(vec(I16, LANES), [1 << at] * 16 + [1 << at + 4] * 16)
-            yield e.select((third & picked).ne(0), codes | 4, codes)
+            bits, more = (third << 2, 2) if at < 2 else (third, 0)  # moved in one direction
+            yield codes | _moved(bits, 2, 1, (at + more, at + 4 + more))
 
     factors = factors3(e, chunk)
     d = _half(e, chunk, 108)
