@@ -454,6 +454,11 @@ class Emitter:
         options = [ir.Constant(I32, n) for n in (0, near, 1)]  # to read, where to, data
         self.call("llvm.prefetch.p0", VOID, ptr, *options)
 
+    def read_anew(self) -> None:
+        """Have what was read before read once more from here on, as if it had changed."""
+        kind = ir.FunctionType(VOID, [])
+        self.b.call(ir.InlineAsm(kind, "", "~{memory}", side_effect=True), [])
+
     def masked_load(self, ptr: Value, type_: ir.Type, index: Operand, mask: Value) -> Value:
         """Do what `load` does, zeros where the mask is off; nothing is touched there."""
         where = ptr.at(index, scalar_of(type_))

@@ -184,6 +184,8 @@ def multiply_blocks(
             else:  # one after the other, as registers are few
                 for weight, total in zip(weights, run.sums[0], strict=True):
                     _chunk(e, unpack, [weight], here, [[total]])
+                    if not e.has("avx512f"):  # else x, read once, would be moved to the stack
+                        e.read_anew()
 
 
 def _count(unpack: Unpack, rows: int) -> int:
