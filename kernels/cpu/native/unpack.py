@@ -349,8 +349,13 @@ def _filled(numbers: Value) -> Value:
 def _times(
     vectors: Iterator[Value], factors: Value, pieces: Sequence[tuple[Piece, ...]], group: int
 ) -> Iterator[Value]:
-    """Each integer times the one of its group: int16 [groups], or bytes without a sign."""
+    """Each integer times the one of its group: int16 [groups], or bytes without a sign. Integers
+    are below 128.
+    """
     e = factors.e
+    if scalar_of(factors.type) == I16 and not e.has("avx512bw"):
+        yield from _times_signed(vectors, factors, pieces, group)
+        return
     if scalar_of(factors.type) == I8:  # in all four quarters, to be spread by byte shuffles
         factors = factors.shuffle([i % factors.lanes for i in range(2 * LANES)])
     for vector, parts in zip(vectors, pieces, strict=True):
@@ -360,6 +365,20 @@ def _times(
             yield vector * e.bytes_of_lanes(factors, order).bits(vector.type)
         else:
             yield vector * factors.shuffle(lanes)
+
+
+def _times_signed(
+    vectors: Iterator[Value], factors: Value, pieces: Sequence[tuple[Piece, ...]], group: int
+) -> Iterator[Value]:
+    """Do what `_times` does with factors of 8 bits. Shuffles do not leave a quarter of a vector: both
+    numbers are in upper bytes, and their product in the upper half of what it is then.
+    """
+    e, count = factors.e, factors.lanes
+    spread = factors.trunc(I8).shuffle([i % count for i in range(2 * LANES)])
+    for vector, parts in zip(vectors, pieces, strict=True):
+        order = [at for lane in range(LANES) for at in (-1, parts[lane // 8][0] * 16 // group)]
+        upper = e.bytes_of_lanes(spread, order).bits(vector.type)
+        yield (((vector << 8).sext(I32) * upper.sext(I32)) >> 16).trunc(I16)
 
 
 def _moved(bits: Value, to: int, mask: int, at: Sequence[int]) -> Value:
