@@ -370,8 +370,8 @@ def _times(
 def _times_signed(
     vectors: Iterator[Value], factors: Value, pieces: Sequence[tuple[Piece, ...]], group: int
 ) -> Iterator[Value]:
-    """Do what `_times` does with factors of 8 bits. Shuffles do not leave a quarter of a vector: both
-    numbers are in upper bytes, and their product in the upper half of what it is then.
+    """Do what `_times` does with factors of 8 bits. Shuffles do not leave a quarter of a vector:
+    both numbers are in upper bytes, and their product in the upper half of what it is then.
     """
     e, count = factors.e, factors.lanes
     spread = factors.trunc(I8).shuffle([i % count for i in range(2 * LANES)])
