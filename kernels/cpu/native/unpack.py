@@ -161,8 +161,9 @@ def _iq4_nl(e: Emitter, chunk: Value) -> Terms:
 
 def _mxfp4(e: Emitter, chunk: Value) -> Terms:
     codes = _joined(e, chunk, [17 * block + 1 for block in range(4)])
-    exponents = e.load(chunk, vec(I8, 64), align=1).shuffle(_each((0, 17, 34, 51))).zext(I32)
-    return Terms(_looked_up(e, FP4_VALUES, codes), [half_of_power(exponents)])
+    exponents = e.load(chunk, vec(I8, 64), align=1).shuffle((0, 17, 34, 51)).zext(I32)
+    scales = half_of_power(exponents).shuffle(_each(range(4)))
+    return Terms(_looked_up(e, FP4_VALUES, codes), [scales])
 
 
 def half_of_power(exponents: Value) -> Value:
