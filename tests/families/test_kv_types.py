@@ -110,8 +110,9 @@ def follow(
         errors.append((numbers - x).abs())
         at = of.code_bytes(x.shape[-1] * count)
         scales.append(rows[..., at : at + 2 * count].contiguous().view(torch.float16).float())
-    # Numbers of a few bits have steps in proportion to them
+    # Numbers of a few bits have steps in proportion to them, and x is known to 1e-6 of the largest
     step = x.abs() / {"fp8": 8, "bf16": 128}.get(kind, torch.inf)
+    step = step + 1e-4 * x.abs().amax(-1, keepdim=True)
     allowed = torch.full_like(step, BETWEEN)
     if not of.plain:
         own, other = scales
