@@ -19,8 +19,14 @@ MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds to a whole numb
 def constants(quant: str | None, head: int) -> dict[str, int | bool | str]:
     """Return the constants by which kernels know such rows."""
     if quant is None:
-        plain = {"QUANT": "", "V_QUANT": "", "ROTATED": False, "V_ROTATED": False}
-        return plain | {"ROW": head, "PADDED": head}
+        return {
+            "QUANT": "",
+            "V_QUANT": "",
+            "ROTATED": False,
+            "V_ROTATED": False,
+            "ROW": head,
+            "PADDED": head,
+        }
     keys, values = part_types(quant)
     return {
         "QUANT": keys,
