@@ -21,7 +21,7 @@ MODELS = ("smolvlm-256m", "gemma-3-4b", "qwen3-vl-8b", "pixtral-12b")
 COMPARED = ("rtx3090", "rtx4090", "l40s", "h100", "mi300x")
 COUNTED = ("smolvlm-256m", "gemma-3-4b", "qwen3-vl-8b", "lfm2-vl-1.6b", "qwen2.5-vl-7b")
 
-TEXT = """# GPUs that are not here
+TEXT = """# GPUs
 
 Written by `python tools/gpu_predictions.py > docs/gpu.md`. Do not edit by hand.
 
@@ -53,7 +53,7 @@ little is left:
 4. Attention at other head sizes, compute-sanitizer, an 8B model, attention to pages, quantized products, all other kernels, resized pictures, `pytest --device`.
 
 Each row says what was aimed at, whether it was reached, and what is estimated below. A row that fails, takes its process or the device down, or never ends, costs itself: the part
-goes on after it in another process. `lines.jsonl` has every row as soon as it is there, and `report.md` and `report.json` are whole at every second, so a script that is killed leaves what it has measured.
+goes on after it in another process. `lines.jsonl` has every row as soon as it is there, and `report.md` and `report.json` are written anew behind each row, so a script that is killed leaves what it has measured.
 It needs torch, Triton, numpy, Pillow, safetensors and tokenizers, transformers to be compared with, pytest for the tests, and no network. The package need not be installed; for
 pytest, where it cannot be (setuptools before 77), `PYTHONPATH=$(python tools/editable_types.py) pytest --device cuda`. [Its dry run](../benchmarks/results/2026-11-27-gpu-dry-run.md).
 
@@ -74,7 +74,7 @@ Both ways ask Triton's own code for that, and a test compares the keys of every 
 prompts of one token to the most that are read at once, with and without pictures and proposals; every batch of tiles at the sizes of the
 warm-up, of the largest picture and of usual ones; of attention of the encoder our kernel as it comes and in every form that may be measured to be the fastest,
 once it is measured in that one. Of a family that takes pictures in their own size, small ones (up to 2,048 patches) of any sizes are encoded in one run, which is rounded up to 128
-patches: these 16 lengths are foreseen, and planned. So a new size of a small picture is neither planned nor compiled while somebody waits, and from the third run of a length on it is
+patches: plans for these 16 lengths are made beforehand. So a new size of a small picture is neither planned nor compiled while somebody waits, and from the third run of a length on it is
 replayed ([estimated gain](../benchmarks/results/2026-11-23-packing.md)). A larger picture may still meet a shape that was not foreseen. Where a program is compiled while an answer waits, the receipt and a line in
 the log say so, and `mtmd_programs_compiled_total` in `/metrics` counts it.
 
@@ -104,7 +104,7 @@ For one run of a plan:
     time   = max(host, device)
 
 The bound that is told is `launches` where the host is slower, else what takes most of the device's time; `unpacking` is that of `cycles`. Bytes, FLOPs and launches are
-counted from the plan: what torch computes is called on meta tensors, and what reaches its dispatcher and is no view is a launch that
+counted from the plan: what torch computes is called on meta tensors; each call that reaches its dispatcher, views aside, is a launch that
 reads its inputs and writes its result; a Triton kernel is one launch, two where attention shares out its keys, five for experts. FLOPs of attention are those of all keys, also of those that a causal mask or a window hides.
 Under a window, attention to a cache reads the window. Copies between host and card, image decoding and sampling are not counted. A plan
 that can be recorded as a CUDA graph is one replay for the host: all of one device whose values take at most 128 MiB (with more the
@@ -120,7 +120,7 @@ written where they lie.
     cycles = sum over kernels of programs x rows of w of a program x values of a row x cycles of a weight
     clock  = 128 threads' cycles x multiprocessors x clock rate x min(1, programs / multiprocessors)
 
-A kernel unpacks each weight once for every block of its rows of x; of experts the blocks count that an even router would fill. 128 threads' cycles of a multiprocessor are
+A kernel unpacks each weight once for every block of its rows of x; for experts, as many blocks as a router fills that chooses all experts equally often. 128 threads' cycles of a multiprocessor are
 half the card's published fp32 FLOPs (all of them for `cuda:80`). Of a weight, counted for `cuda:90` with Triton 3.9, x in 16 bits, by `python benchmarks/gpu_kernels/instructions.py --all`,
 by kernel and rows of x of a block (of types that are tried in few shapes experts were not counted, and are taken to need what products do):
 

@@ -139,7 +139,7 @@ class Sampling:
     no_repeat_except: tuple[int, ...] = option(
         (),
         Kind(_tokens, "Sequence[int]", parse=int, metavar="ID", repeated=True),
-        "id of a token that may end them all the same, such as that of a table's cell",
+        "id of a token that may complete a repetition anyway, such as the mark of a table's cell",
     )
     seed: int | None = option(
         None,

@@ -17,7 +17,7 @@ from mtmd.loaded.fitting.needed_memory import MAX_ANSWERS
 
 WIDTH = 80
 GIB = 1 << 30
-NOT_RUN = f"PREDICTED, {UNCONFIRMED.upper()}: memory as plans say it, times estimated."
+NOT_RUN = f"PREDICTED, {UNCONFIRMED.upper()}: memory from the plans, times estimated."
 SHOWN = 6  # ops of one graph, those that take most
 
 

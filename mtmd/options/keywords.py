@@ -196,7 +196,7 @@ class AnswerKeywords(TypedDict, total=False):
     """look for them among the last TOKENS alone."""
 
     no_repeat_except: Sequence[int] | None
-    """id of a token that may end them all the same, such as that of a table's cell."""
+    """id of a token that may complete a repetition anyway, such as the mark of a table's cell."""
 
     seed: int | None
     """random seed; equal seeds give equal answers."""
