@@ -60,6 +60,9 @@ COMPUTED = [  # instruction of %r3 and %r4, their bits, bits of the result in %r
     ("min.f32 %r5, %r3, %r4", ONE, NAN, ONE),
     ("min.s32 %r5, %r3, %r4", 0xFFFFFFFF, 1, 0xFFFFFFFF),
     ("min.u32 %r5, %r3, %r4", 0xFFFFFFFF, 1, 1),
+    ("min.relu.s32 %r5, %r3, %r4", 0xFFFFFFFF, 1, 0),
+    ("max.relu.s32 %r5, %r3, %r4", 5, 1, 5),
+    ("add.s16x2 %r5, %r3, %r4", 0x7FFFFFFF, 0x00010002, 0x80000001),
     ("cvt.rzi.s32.f32 %r5, %r3", NAN, 0, 0),
     ("cvt.rzi.s32.f32 %r5, %r3", TWO_33, 0, 0x7FFFFFFF),
     ("cvt.rzi.s32.f32 %r5, %r3", 0xC0200000, 0, 0xFFFFFFFE),
@@ -75,6 +78,8 @@ COMPUTED = [  # instruction of %r3 and %r4, their bits, bits of the result in %r
     ("setp.ne.f32 %p1, %r3, %r4; selp.b32 %r5, 1, 0, %p1", NAN, ONE, 0),
     ("setp.neu.f32 %p1, %r3, %r4; selp.b32 %r5, 1, 0, %p1", NAN, ONE, 1),
     ("setp.num.f32 %p1, %r3, %r4; selp.b32 %r5, 1, 0, %p1", NAN, ONE, 0),
+    ("setp.num.bf16x2 %p1|%p2, %r3, %r4; selp.b32 %r5, 1, 0, %p1", 0x7FC03F80, 0x3F803F80, 1),
+    ("setp.num.bf16x2 %p1|%p2, %r3, %r4; selp.b32 %r5, 1, 0, %p2", 0x7FC03F80, 0x3F803F80, 0),
     ("setp.lt.u32 %p1, %r3, %r4; selp.b32 %r5, 1, 0, %p1", 0xFFFFFFFF, 1, 0),
     ("setp.lt.s32 %p1, %r3, %r4; selp.b32 %r5, 1, 0, %p1", 0xFFFFFFFF, 1, 1),
     ("shl.b32 %r5, %r3, %r4", 1, 32, 0),
@@ -254,6 +259,186 @@ def test_matrices_are_loaded(transposed):
                 assert result[lane, number, i] == number * 64 + row * 8 + column
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_matrices_are_stored(transposed):
+    """What `ldmatrix` takes apart, `stmatrix` puts together."""
+    out, trans = numbers(128), ".trans" if transposed else ""
+    run(
+        FILL + "bar.sync 0;"
+        f"ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%r10, %r11, %r12, %r13}}, [%r3];"
+        f"stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [%r3+512], {{%r10, %r11, %r12, %r13}}; bar.sync 0;"
+        "ld.shared.v4.b32 {%r10, %r11, %r12, %r13}, [%r3+512];"
+        "mul.wide.u32 %rd11, %r0, 16; add.s64 %rd4, %rd0, %rd11; st.global.v4.b32 [%rd4], {%r10, %r11, %r12, %r13};",
+        out,
+        shared=1024,
+    )
+    assert out.view(torch.int16).tolist() == list(range(256))
+
+
+# Products of four warps: a matrix of 16-bit values [rows, 16] lies in runs of 16 bytes, "Asynchronous
+# Warpgroup Level Matrix Shared Memory Layout" of the PTX ISA. By mode: bytes of a row of an atom.
+ATOM = {0: 16, 1: 128, 2: 64, 3: 32}
+
+
+def strides(mode: int, along: bool, rows: int) -> tuple[int, int]:
+    """Leading and stride bytes of atoms of eight rows that lie one behind the other."""
+    size = 8 * ATOM[mode]
+    if along:
+        return (size, 2 * size) if mode == 0 else (16, size)
+    return (size * rows // 8, size) if mode == 0 else (2 * size, size)
+
+
+def placed(mode: int, along: bool, rows: int, row: int, k: int) -> int:
+    """The byte of a value; along: sixteen of a row are neighbours, else the rows."""
+    leading, stride = strides(mode, along, rows)
+    values = ATOM[mode] // 2
+    if mode == 0:
+        inside = (row % 8 * 8 + k % 8) * 2 if along else (k % 8 * 8 + row % 8) * 2
+        return inside + k // 8 * leading + row // 8 * stride
+    if along:
+        line, at = row % 8, k * 2
+        begin = row // 8 * stride
+    else:
+        line, at = k % 8, row % values * 2
+        begin = row // values * leading + k // 8 * stride
+    run = at // 16 ^ line * ATOM[mode] // 128 % (ATOM[mode] // 16)
+    return begin + line * ATOM[mode] + run * 16 + at % 16
+
+
+def laid_out(x: torch.Tensor, mode: int, along: bool) -> torch.Tensor:
+    """The bytes of shared memory that have x [rows, 16]: 8 KiB."""
+    result = torch.zeros(4096, dtype=x.dtype)
+    for row in range(len(x)):
+        for k in range(16):
+            result[placed(mode, along, len(x), row, k) // 2] = x[row, k]
+    return result
+
+
+def descriptor(start: int, mode: int, along: bool, rows: int) -> int:
+    leading, stride = strides(mode, along, rows)
+    return start >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | mode << 62
+
+
+D = ", ".join(f"%r{n}" for n in range(20, 52))
+WRITE_16_KIB = "shl.b32 %r1, %r0, 4; mov.b32 %r2, smem; add.s32 %r3, %r2, %r1; mul.wide.u32 %rd11, %r0, 16; add.s64 %rd4, %rd0, %rd11;" + "".join(
+    f"ld.global.v4.b32 {{%r10, %r11, %r12, %r13}}, [%rd4+{at}]; st.shared.v4.b32 [%r3+{at}], {{%r10, %r11, %r12, %r13}};"
+    for at in range(0, 16384, 2048)
+)  # fmt: skip
+VISIBLE = "fence.proxy.async.shared::cta; bar.sync 0;"
+WAIT = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
+STORE_D = "mul.wide.u32 %rd11, %r0, 128; add.s64 %rd4, %rd1, %rd11;" + "".join(
+    f"st.global.v4.b32 [%rd4+{n * 4}], {{%r{20 + n}, %r{21 + n}, %r{22 + n}, %r{23 + n}}};" for n in range(0, 32, 4)
+)  # fmt: skip
+
+
+def wide(
+    mode: int = 1, a_along: bool = True, b_along: bool = True, adds: int = 0, b_at: int = 8192
+) -> str:
+    a, b = descriptor(0, mode, a_along, 64), descriptor(b_at, mode, b_along, 64)
+    return (
+        f"mov.b64 %rd5, 0x{a:x}; mov.b64 %rd6, 0x{b:x}; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16"
+        f" {{{D}}}, %rd5, %rd6, {adds}, 1, 1, {1 - a_along}, {1 - b_along};"
+    )
+
+
+def d_of(x: torch.Tensor) -> torch.Tensor:
+    """Registers [threads, 32] of a result [64, 64], "Register Fragments for wgmma.mma_async.m64nNk16"."""
+    places = [
+        (t // 32 * 16 + t % 32 // 4 + (i // 2 % 2) * 8, i // 4 * 8 + t % 4 * 2 + i % 2)
+        for t in range(128)
+        for i in range(32)
+    ]
+    row, column = torch.tensor(places).T
+    return x[row, column].reshape(128, 32)
+
+
+def factors() -> tuple[torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(2)
+    a, b = (torch.randint(-9, 9, (64, 16), generator=rng).bfloat16() for _ in range(2))
+    return a, b
+
+
+@pytest.mark.parametrize("mode", ATOM)
+@pytest.mark.parametrize("a_along", [True, False])
+@pytest.mark.parametrize("b_along", [True, False])
+def test_matrices_are_multiplied_by_four_warps(mode, a_along, b_along):
+    """Twice, the second product added to the first."""
+    a, b = factors()
+    memory = torch.cat([laid_out(a, mode, a_along), laid_out(b, mode, b_along)])
+    out = torch.full((128, 32), torch.nan)
+    product = "wgmma.fence.sync.aligned;" + wide(mode, a_along, b_along)
+    product += wide(mode, a_along, b_along, adds=1)
+    run(WRITE_16_KIB + VISIBLE + product + WAIT + STORE_D, memory, out, threads=128, shared=16384)
+    assert torch.equal(out, d_of(a.float() @ b.float().T * 2))
+
+
+def test_a_matrix_among_registers_is_multiplied():
+    a, b = factors()
+    memory = torch.cat([torch.zeros(4096).bfloat16(), laid_out(b, 1, True)])
+    fragments = torch.stack(
+        [
+            torch.stack(
+                [
+                    a[t // 32 * 16 + row, column]
+                    for row, column in (fragment_a("m16n8k16", t % 32, i) for i in range(8))
+                ]
+            )
+            for t in range(128)
+        ]
+    )
+    out = torch.full((128, 32), torch.nan)
+    load = "mul.wide.u32 %rd11, %r0, 16; add.s64 %rd4, %rd2, %rd11; ld.global.v4.b32 {%r10, %r11, %r12, %r13}, [%rd4];"
+    product = wide().replace(
+        "%rd5, %rd6, 0, 1, 1, 0, 0;", "{%r10, %r11, %r12, %r13}, %rd6, 0, 1, 1, 0;"
+    )
+    fence = "wgmma.fence.sync.aligned;"
+    body = WRITE_16_KIB + VISIBLE + load + fence + product + WAIT + STORE_D
+    run(body, memory, out, fragments, threads=128, shared=16384)
+    assert torch.equal(out, d_of(a.float() @ b.float().T))
+    for wrong, words in (
+        (body.replace(fence, ""), "no fence follows"),
+        (body.replace(WAIT, "mov.b32 %r11, 0;" + WAIT), "written that a product still uses"),
+    ):
+        with pytest.raises(Fault, match=words):
+            run(wrong, memory, out, fragments, threads=128, shared=16384)
+
+
+WIDE = WRITE_16_KIB + VISIBLE + wide() + WAIT
+WIDE_FAULTS = [
+    (WIDE.replace("fence.proxy.async.shared::cta;", ""), "what no fence made visible"),
+    (WIDE.replace("bar.sync 0;", ""), "a read races with a write"),
+    (WIDE.replace("wgmma.wait_group.sync.aligned 0;", "wgmma.wait_group.sync.aligned 1;") + "mov.b32 %r1, %r20;", "read that a product still uses"),
+    (WIDE.replace(WAIT, "mov.b32 %r51, 0;" + WAIT), "written that a product still uses"),
+    (WIDE.replace(WAIT, "st.shared.b32 [%r3], %r0;" + WAIT), "a write to what a product still reads"),
+    (WIDE + "st.shared.b32 [%r3], %r0;", "a write races with a read"),
+    (WRITE_16_KIB + VISIBLE + wide(adds=1), "adds to what nothing was written to"),
+    (WRITE_16_KIB + VISIBLE + wide(b_at=9216) + WAIT, "out of bounds of shared memory"),
+    (WRITE_16_KIB + VISIBLE + "setp.lt.u32 %p1, %r0, 32; @%p1 bra end;" + wide() + WAIT + "end:", "a warp of a group is elsewhere"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "words"), WIDE_FAULTS)
+def test_a_fault_of_a_product_of_four_warps_is_found(body, words):
+    memory, out = torch.zeros(8192).bfloat16(), torch.zeros(128, 32)
+    with pytest.raises(Fault, match=words):
+        run(body, memory, out, threads=128, shared=16384)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        WIDE + "bar.sync 0; st.shared.b32 [%r3], %r0;",
+        WRITE_16_KIB + "bar.sync 0; fence.proxy.async.shared::cta;" + wide() + WAIT,
+        WIDE + "mov.b32 %r20, 0; wgmma.fence.sync.aligned;" + wide(adds=1) + WAIT,
+    ],
+    ids=range(3),
+)
+def test_what_is_no_fault_of_a_product_of_four_warps(body):
+    """A fence by who reads does as well as one by who wrote."""
+    memory, out = torch.zeros(8192).bfloat16(), torch.zeros(128, 32)
+    run(body, memory, out, threads=128, shared=16384)
+
+
 def test_lanes_part_and_meet():
     """A loop that each lane leaves at its own time, two ways behind it, and a shuffle where all are."""
     out = numbers(64)
@@ -374,7 +559,7 @@ def test_blocks_are_not_in_any_order():
 
 @pytest.mark.parametrize(
     "text",
-    ["wgmma.fence.sync.aligned", "add.rz.f32 %r1, %r2, %r3", "ld.global.v8.b32 %r1, [%rd0]", "bra nowhere",
+    ["tcgen05.wait::ld.sync.aligned", "add.rz.f32 %r1, %r2, %r3", "ld.global.v8.b32 %r1, [%rd0]", "bra nowhere",
      "cvt.rn.satfinite.e4m3x2.f32 %rs1, %r1, %r2", "bar.sync 1, 64", "mov.b32 %r1, $x"],
 )  # fmt: skip
 def test_an_unknown_instruction_is_refused_by_its_text(text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,12 @@ PLAIN: dict[str, Any] = {"pred": np.bool_, "f16": np.float16, "f32": np.float32,
 for _bits, _unsigned in UNSIGNED.items():
     PLAIN |= {f"b{_bits}": _unsigned, f"u{_bits}": _unsigned}
     PLAIN[f"s{_bits}"] = np.dtype(f"int{_bits}").type
-BITS = {"pred": 1, "bf16": 16, "bf16x2": 32, "f16x2": 32} | {
-    kind: np.dtype(dtype).itemsize * 8 for kind, dtype in PLAIN.items() if kind != "pred"
-}
+PAIRS = ("bf16x2", "f16x2", "s16x2", "u16x2")
+BITS = (
+    {"pred": 1, "bf16": 16}
+    | dict.fromkeys(PAIRS, 32)
+    | {kind: np.dtype(dtype).itemsize * 8 for kind, dtype in PLAIN.items() if kind != "pred"}
+)
 FLOATS = ("f16", "f32", "f64", "bf16", "bf16x2", "f16x2")
 
 
@@ -68,7 +72,7 @@ def decode(kind: str, bits: Array) -> Array:
         return bits
     if kind == "bf16":
         return from_bf16(bits)
-    if kind in ("bf16x2", "f16x2"):
+    if kind in PAIRS:
         return decode(kind[:-2], _halves(bits))
     size = BITS[kind]
     if bits.dtype.itemsize * 8 != size:
@@ -80,7 +84,7 @@ def encode(kind: str, value: Array) -> Array:
     """Bits of a type; wider results are rounded to it."""
     if kind == "bf16":
         return to_bf16(value if value.dtype == np.float64 else value.astype(np.float32, copy=False))
-    if kind in ("bf16x2", "f16x2"):
+    if kind in PAIRS:
         return _pair(*encode(kind[:-2], value))
     if kind == "pred":
         return value
@@ -188,6 +192,18 @@ def whole(function: Function, count: int) -> Callable[[Instruction], Step]:
         if len(ins.words) != 2 or kind in FLOATS:
             raise ins.refused()
         return elementwise(ins, kind, function, count)
+
+    return make
+
+
+def bounded(function: Function) -> Callable[[Instruction], Step]:
+    """`min` and `max` of integers; with `.relu` at least 0."""
+
+    def make(ins: Instruction) -> Step:
+        kind = ins.words[-1]
+        if not modifiers(ins, "relu"):
+            return whole(function, 2)(ins)
+        return elementwise(ins, kind, lambda a, b: np.maximum(function(a, b), 0), 2)
 
     return make
 
@@ -386,10 +402,14 @@ COMBINE: dict[str, Function] = {"and": np.logical_and, "or": np.logical_or, "xor
 
 
 def set_predicate(ins: Instruction) -> Step:
-    kind, target = ins.words[-1], target_of(ins)
+    """Of pairs into two predicates, the lower halves' first."""
+    kind, to = ins.words[-1], ins.operands[0]
+    targets = [target_of(ins, o) for o in (to if isinstance(to, tuple) else (to,))]
     words = [word for word in ins.words[1:-1] if word != "ftz"]
     compare, combined = comparison(kind, words[0], ins), words[1:]
-    if target.dtype is not np.bool_ or len(combined) > 1 or len(ins.operands) != 3 + len(combined):
+    if len(combined) > 1 or len(ins.operands) != 3 + len(combined):
+        raise ins.refused()
+    if any(t.dtype is not np.bool_ for t in targets) or len(targets) != 1 + (kind in PAIRS):
         raise ins.refused()
     a, b = (value_of(o, ins, kind) for o in ins.operands[1:3])
     ftz = "ftz" in ins.words
@@ -400,7 +420,10 @@ def set_predicate(ins: Instruction) -> Step:
         if ftz:
             left, right = flushed(left), flushed(right)
         result = compare(left, right)
-        lanes.write(target, result if other is None else COMBINE[combined[0]](result, other(lanes)))
+        if other is not None:
+            result = COMBINE[combined[0]](result, other(lanes))
+        for target, one in zip(targets, result if kind in PAIRS else [result], strict=True):
+            lanes.write(target, one)
 
     return step
 
@@ -664,6 +687,26 @@ def load_matrices(ins: Instruction) -> Step:
     return step
 
 
+def store_matrices(ins: Instruction) -> Step:
+    """`stmatrix` of matrices of 8 x 8 values of 16 bits."""
+    words = list(ins.words[1:])
+    transposed = "trans" in words
+    if transposed:
+        words.remove("trans")
+    to, of = ins.operands
+    sources = [bits_of(o, ins, 32) for o in (of if isinstance(of, tuple) else (of,))]
+    form = ["sync", "aligned", "m8n8", f"x{len(sources)}", "shared", "b16"]
+    if words != form or not isinstance(to, Address):
+        raise ins.refused()
+
+    def step(lanes: Lanes) -> None:
+        warps = lanes.active_warps()
+        registers = np.stack([source(lanes).reshape(-1, 32)[warps] for source in sources], 2)
+        lanes.store_rows(to, matrix.eight_rows(registers, transposed))
+
+    return step
+
+
 PRODUCTS = {
     ("m16n8k16", "bf16"): (4, 2, "bf16"),
     ("m16n8k16", "f16"): (4, 2, "f16"),
@@ -706,6 +749,77 @@ def multiply_matrices(ins: Instruction) -> Step:
     return step
 
 
+def multiply_by_groups(ins: Instruction) -> Step:
+    """`wgmma`: products by four warps of 16-bit matrices with sums in fp32, and what orders them."""
+    what, rest = ins.words[1], ins.words[2:]
+    if what != "mma_async":
+        if rest != ("sync", "aligned") or len(ins.operands) != (what == "wait_group"):
+            raise ins.refused()
+        if what == "wait_group" and isinstance(ins.operands[0], Immediate):
+            remaining = ins.operands[0].bits
+            return lambda lanes: lanes.wait_for_products(remaining)
+        if what in ("fence", "commit_group"):
+            fence = what == "fence"
+            return lambda lanes: lanes.fence_products() if fence else lanes.commit_products()
+        raise ins.refused()
+    d, a, b, scale, *signs = ins.operands
+    size, kind = re.fullmatch(r"m64n(\d+)k16", ins.words[4]), ins.words[-1]
+    given = isinstance(a, tuple)
+    orders = [o.bits for o in signs if isinstance(o, Immediate)]
+    if (
+        size is None
+        or kind not in ("bf16", "f16")
+        or ins.words[2:] != ("sync", "aligned", ins.words[4], "f32", kind, kind)
+        or len(signs) != len(orders)
+        or len(orders) != 4 - given
+        or orders[:2] != [1, 1]
+        or not isinstance(d, tuple)
+        or len(d) * 2 != int(size[1])
+    ):
+        raise ins.refused()
+    columns, targets, adds = int(size[1]), [target_of(ins, o) for o in d], bits_of(scale, ins, 1)
+    parts = a if isinstance(a, tuple) else (a,)
+    left, right = [bits_of(o, ins, 32 if given else 64) for o in parts], bits_of(b, ins, 64)
+    factors = frozenset(target_of(ins, o).number for o in parts) if given else frozenset()
+
+    def matrices(
+        lanes: Lanes, source: Source, groups: Array, count: int, along: bool
+    ) -> tuple[Array, Array]:
+        """[groups, count, 16], and where they lie."""
+        descriptors = lanes.of_groups(source(lanes), groups)
+        modes = np.unique(descriptors >> np.uint64(49))
+        if len(modes) > 1 or int(modes[0]) & 7:
+            raise ins.refused("found a base offset, or several ways in which matrices lie")
+        at = matrix.pieces(descriptors, count, along)
+        runs = lanes.load_pieces(at, groups).view(np.uint16)
+        values = decode(kind, np.ascontiguousarray(matrix.matrices_of(runs, count, along)))
+        return values.astype(np.float32), at
+
+    def step(lanes: Lanes) -> None:
+        groups = lanes.active_groups()
+        added = lanes.of_groups(adds(lanes), groups)
+        if len(np.unique(added)) > 1:
+            raise ins.refused("some groups add, and some do not")
+        y, reads = matrices(lanes, right, groups, columns, orders[-1] == 0)
+        if given:
+            bits = np.stack([source(lanes).reshape(-1, 32) for source in left], 2)
+            bits = bits.reshape(-1, 4, 32, len(left))[groups].reshape(-1, 32, len(left), 1)
+            fragments = decode(kind, bits.view(np.uint16)).astype(np.float32)
+            x = matrix.gather(fragments, "A", (16, 16)).reshape(-1, 64, 16)
+        else:
+            x, more = matrices(lanes, left[0], groups, 64, orders[2] == 0)
+            reads = np.concatenate([reads, more], 1)
+        lanes.multiply(x, y, targets, bool(added[0]), groups, reads, factors)
+
+    return step
+
+
+def fence(ins: Instruction) -> Step:
+    if ins.opcode not in ("fence.proxy.async", "fence.proxy.async.shared::cta"):
+        raise ins.refused()
+    return lambda lanes: lanes.fence_proxy()
+
+
 def _floats(function: Function, count: int, allowed: str) -> Callable[[Instruction], Step]:
     return arithmetic(function, count, allowed)
 
@@ -729,14 +843,15 @@ MAKERS: Mapping[str, Callable[[Instruction], Step]] = {
     "cvt": convert,
     "div": quotient,
     "ex2": _floats(approximate(np.exp2), 1, "approx ftz"),
+    "fence": fence,
     "fma": _floats(fused, 3, "rn ftz"),
     "ld": load,
     "ldmatrix": load_matrices,
     "lg2": _floats(approximate(np.log2), 1, "approx ftz"),
     "lop3": logic_of_three,
     "mad": product,
-    "max": either(extreme(np.fmax, np.maximum), whole(np.maximum, 2)),
-    "min": either(extreme(np.fmin, np.minimum), whole(np.minimum, 2)),
+    "max": either(extreme(np.fmax, np.maximum), bounded(np.maximum)),
+    "min": either(extreme(np.fmin, np.minimum), bounded(np.minimum)),
     "mma": multiply_matrices,
     "mov": move,
     "mul": product,
@@ -755,8 +870,10 @@ MAKERS: Mapping[str, Callable[[Instruction], Step]] = {
     "shr": shift,
     "sqrt": _floats(approximate(np.sqrt), 1, "approx rn ftz"),
     "st": store,
+    "stmatrix": store_matrices,
     "sub": either(_floats(np.subtract, 2, "rn ftz"), whole(np.subtract, 2)),
     "tanh": _floats(approximate(np.tanh), 1, "approx"),
+    "wgmma": multiply_by_groups,
     "xor": whole(np.bitwise_xor, 2),
 }
 

@@ -11,11 +11,26 @@ from typing import Any
 
 import numpy as np
 
+from ptx import matrix
 from ptx.instructions import Array, Step, step_of
 from ptx.memory import THREADS_LIMIT, UNWRITTEN, Clock, Fault, Memory
 from ptx.program import Address, Instruction, Name, Program, Register, Unsupported
 
 AT_ONCE = 1 << 13  # lanes
+GROUP = 128  # lanes of the four warps that multiply together
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of matrices that is under way: of which four warps, of what they committed as which,
+    the addresses of what it reads, and the registers that it adds to and that it reads.
+    """
+
+    group: int
+    number: int
+    reads: Array
+    results: frozenset[int]
+    factors: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -88,6 +103,14 @@ class Lanes:
         self.shared.status[:] = UNWRITTEN
         self.begin = (self.block - blocks.start) * self.stride
         self.group = np.ones(self.count, np.int64)  # of the copies that a lane starts next
+        self.wide = any(ins.words[0] == "wgmma" for ins in program.instructions())
+        if self.wide:
+            if threads % GROUP:
+                raise Unsupported(f"wgmma by {threads} threads")
+            self.shared.expect_asynchronous_reads()
+        self.products: list[Product] = []
+        self.committed = np.zeros(self.count // GROUP, np.int64)
+        self.unfenced: dict[int, Array] = {}  # lanes that wrote registers since their last fence
 
     def _where_shared(self, at: int) -> str:
         return f"byte {at % max(self.stride, 1)} of shared memory ({self.shared_bytes} bytes)"
@@ -107,6 +130,8 @@ class Lanes:
     # Registers
 
     def read(self, number: int) -> Array:
+        if self.products:
+            self._untouched("read", [p for p in self.products if number in p.results])
         value = self.registers[number]
         if value is None:
             raise self.fault("a register is read that nothing was written to", self.active)
@@ -116,6 +141,14 @@ class Lanes:
 
     def write(self, target: Register, value: Array) -> None:
         number = target.number
+        if self.wide:
+            used = [p for p in self.products if number in p.results or number in p.factors]
+            self._untouched("written", used)
+            before = self.unfenced.get(number)
+            self.unfenced[number] = self.active if before is None else before | self.active
+        self._put(number, value)
+
+    def _put(self, number: int, value: Array) -> None:
         if self.all:
             self.registers[number] = value
             if self.defined:
@@ -223,6 +256,16 @@ class Lanes:
         finally:
             self.active, self.all = before, all_before
 
+    def store_rows(self, address: Address, rows: Array) -> None:
+        """uint8 [warps, rows, 16] to the addresses of the first lanes of each active warp."""
+        before, all_before = self.active, self.all
+        self.active, self.all = before & (self.lane < rows.shape[1]), False
+        try:
+            memory, at, stamps = self._locations("shared", address, 16)
+            memory.store(at, rows.reshape(-1, 16), stamps)
+        finally:
+            self.active, self.all = before, all_before
+
     def copy_later(self, to: Address, of: Address, count: int, read: Array | None) -> None:
         """Start copies of `count` bytes, of which so many are read, else zero."""
         rows = np.zeros((self.count, count), np.uint8)
@@ -264,6 +307,117 @@ class Lanes:
     def warp_barrier(self, members: Array) -> None:
         self.whole_warps(members)
         self.clock.pass_warp_barrier(self.active)
+
+    # Groups of four warps
+
+    def active_groups(self) -> Array:
+        """Numbers of the groups that are here; all lanes of each have to be."""
+        lanes = self.active.reshape(-1, GROUP)
+        here = lanes.any(1)
+        self.active_warps()
+        if (here != lanes.all(1)).any():
+            raise self.fault("a warp of a group is elsewhere", self.active)
+        return np.flatnonzero(here)
+
+    def of_groups(self, values: Array, groups: Array) -> Array:
+        """The value that all lanes of each group have."""
+        rows = np.broadcast_to(values, (self.count,)).reshape(-1, GROUP)[groups]
+        if (rows != rows[:, :1]).any():
+            raise self.fault("lanes of a group say different things", self.active)
+        return np.ascontiguousarray(rows[:, 0])
+
+    def _untouched(self, done: str, products: list[Product]) -> None:
+        """Raises Fault where an active lane has a part in one of the products."""
+        for product in products:
+            lanes = np.zeros(self.count, np.bool_)
+            lanes[product.group * GROUP : (product.group + 1) * GROUP] = True
+            if (lanes & self.active).any():
+                what = f"a register is {done} that a product still uses"
+                raise self.fault(what, lanes & self.active)
+
+    def fence_products(self) -> None:
+        """`wgmma.fence`: registers written so far are what products that follow read."""
+        self.active_groups()
+        for number, lanes in list(self.unfenced.items()):
+            rest = lanes & ~self.active
+            if rest.any():
+                self.unfenced[number] = rest
+            else:
+                del self.unfenced[number]
+
+    def fenced(self, numbers: frozenset[int]) -> None:
+        for number in numbers & self.unfenced.keys():
+            self.require(~self.unfenced[number], "a product uses a register that no fence follows")
+
+    def fence_proxy(self) -> None:
+        """`fence.proxy.async`: what was written so far is what products that follow read."""
+        self.shared.fence(self.active, self.clock.stamps)
+
+    def load_pieces(self, at: Array, groups: Array) -> Array:
+        """uint8 [groups, pieces, 16] of shared memory, at addresses [groups, pieces]."""
+        first = groups * GROUP
+        if ((at < 0) | (at + 16 > self.shared_bytes)).any():
+            raise self.fault(
+                f"a matrix is out of bounds of shared memory ({self.shared_bytes} bytes)",
+                self.active,
+            )
+        stamps = np.repeat(self.clock.stamps[first], at.shape[1])
+        there = (at + self.begin[first][:, None]).reshape(-1)
+        return self.shared.begin_read(there, 16, stamps).reshape(*at.shape, 16)
+
+    def accumulators(self, targets: Sequence[Register], groups: Array) -> Array:
+        """fp32 [groups, 4 warps, 32, registers], which products that are under way may add to."""
+        values = []
+        for target in targets:
+            value = self.registers[target.number]
+            if value is None or not self.defined.get(target.number, self.active)[self.active].all():
+                raise self.fault("a product adds to what nothing was written to", self.active)
+            values.append(value.view(np.float32).reshape(-1, 4, 32)[groups])
+        return np.stack(values, 3)
+
+    def multiply(
+        self,
+        a: Array,
+        b: Array,
+        targets: Sequence[Register],
+        adds: bool,
+        groups: Array,
+        reads: Array,
+        factors: frozenset[int],
+    ) -> None:
+        """Start products of groups: registers `targets` with A B^T, added to what is in them or not.
+        reads: addresses [groups, pieces] in shared memory; factors: registers that A lies in.
+        """
+        results = frozenset(target.number for target in targets)
+        self.fenced(results | factors)
+        sums = self.accumulators(targets, groups) if adds else None
+        values = matrix.multiply_add_wide(a, b, sums)
+        for place, target in enumerate(targets):
+            full: Array = np.zeros(self.count, np.uint32)
+            full[self.active] = values[..., place].reshape(-1).view(np.uint32)
+            self._put(target.number, full)
+        for group, at in zip(groups.tolist(), reads, strict=True):
+            there = at + self.begin[group * GROUP]
+            number = int(self.committed[group]) + 1
+            self.products.append(Product(group, number, there, results, factors))
+
+    def commit_products(self) -> None:
+        self.committed[self.active_groups()] += 1
+
+    def wait_for_products(self, remaining: int) -> None:
+        """Until at most so many that a group committed are under way."""
+        groups = set(self.active_groups().tolist())
+        rest = []
+        for product in self.products:
+            if (
+                product.group in groups
+                and product.number <= self.committed[product.group] - remaining
+            ):
+                stamp = self.clock.stamps[product.group * GROUP]
+                self.shared.end_read(product.reads, 16, np.full(len(product.reads), stamp))
+            else:
+                rest.append(product)
+        self.products = rest
 
     # Control flow
 

@@ -83,6 +83,14 @@ class Memory:
         self.writers = np.full(size // grain, NONE)
         self.readers = np.full(size // grain, NONE)
         self.groups = np.zeros(size // grain, np.int64)  # of pending copies
+        # Of asynchronous reads: how many are under way, and what no fence has made visible to them.
+        self.reading: Array = np.zeros(0, np.int32)
+        self.hidden: Array = np.zeros(0, np.bool_)
+
+    def expect_asynchronous_reads(self) -> None:
+        """Watch over reads of matrices by `wgmma`, which lie where others write meanwhile."""
+        self.reading = np.zeros(self.size // self.grain, np.int32)
+        self.hidden = np.zeros(self.size // self.grain, np.bool_)
 
     def forget_threads(self) -> None:
         """As at the end of a launch, which all others begin after."""
@@ -183,6 +191,10 @@ class Memory:
             pending = (self._rows(self.status, width, at) == PENDING).any(1)
             self._fault("a write to what is still being copied", at, stamps, pending)
         units = width // self.grain
+        if len(self.reading):
+            reading = self._rows(self.reading, units, at // self.grain).any(1)
+            if reading.any():
+                self._fault("a write to what a product still reads", at, stamps, reading)
         raced = self._raced(self._rows(self.readers, units, at // self.grain), stamps, True)
         if raced.any():
             other = self._rows(self.readers, units, at // self.grain)[
@@ -202,6 +214,8 @@ class Memory:
         if differs.any():
             other = self.writers.reshape(-1, units)[numbers][:, 0]
             self._fault("two writes of one instruction race", at, stamps, differs, other)
+        if len(self.hidden):
+            self.hidden.reshape(-1, units)[numbers] = True
         if group is None:
             self.status.reshape(-1, width)[numbers] = WRITTEN
         else:
@@ -222,3 +236,34 @@ class Memory:
         pending, owner = pending[there], owner[there]
         self.status.reshape(-1, self.grain)[pending] = WRITTEN
         self.writers[pending] = stamps[owner]
+
+    # Reads by `wgmma`, which go another way than those of threads ("Async proxy" of the PTX ISA)
+
+    def begin_read(self, at: Array, width: int, stamps: Array) -> Array:
+        """As `load`; until `end_read` nobody may write there."""
+        result = self.load(at, width, stamps)
+        rows, units = at // width, width // self.grain
+        hidden = self.hidden.reshape(-1, units)[rows].any(1)
+        if hidden.any():
+            self._fault("a product reads what no fence made visible to it", at, stamps, hidden)
+        np.add.at(self.reading.reshape(-1, units), rows, 1)
+        return result
+
+    def end_read(self, at: Array, width: int, stamps: Array) -> None:
+        """Reads of threads with these stamps are over, as if they were made now."""
+        rows, units = at // width, width // self.grain
+        np.subtract.at(self.reading.reshape(-1, units), rows, 1)
+        self._note_readers(rows, units, stamps)
+
+    def fence(self, fencing: Array, stamps: Array) -> None:
+        """What the threads `fencing` have written or can see, products can see from now on.
+        fencing: bool, stamps, by thread from the first of `stamps`.
+        """
+        hidden = np.flatnonzero(self.hidden & (self.status[:: self.grain] != PENDING))
+        if not len(hidden):
+            return
+        writers = self.writers[hidden]
+        owner = _thread(writers) - int(_thread(stamps[0]))
+        barriers = np.where(fencing, stamps >> BLOCK_AT, -1).reshape(-1, self.block).max(1)
+        seen = fencing[owner] | ((writers >> BLOCK_AT) < barriers[owner // self.block])
+        self.hidden[hidden[seen]] = False

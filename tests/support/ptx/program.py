@@ -166,6 +166,8 @@ class _Reader:
                 raise Unsupported(f"address {text} ({self.source})")
             offset = match["plus"] or (match["minus"] or "0").replace(" ", "")
             return Address(self.registers.find(match["base"]) or match["base"], int(offset, 0))
+        if "|" in text:
+            return tuple(self.operand(part) for part in text.split("|"))
         if SPECIAL.fullmatch(text):
             return Special(text)
         if register := self.registers.find(text):
