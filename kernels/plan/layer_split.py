@@ -46,6 +46,17 @@ class LayerSplit:
 
 def layers_of(nodes: Sequence[Node]) -> dict[Node, int]:
     """The layer of each node that is no leaf; nodes in topological order."""
+    stated, result = _stated_layers(nodes), dict[Node, int]()
+    for node in nodes:
+        if not node.is_leaf:
+            own = stated.get(node)
+            read = (result[i] for i in node.operands if i in result)
+            result[node] = max(read, default=0) if own is None else own
+    return result
+
+
+def _stated_layers(nodes: Sequence[Node]) -> dict[Node, int]:
+    """The layer of each node that a cache, its name or its weight gives one."""
     result: dict[Node, int] = {}
     cached: dict[Node, int] = {}  # what holds keys and values, or a recurrent state
     for node in nodes:
@@ -62,21 +73,29 @@ def layers_of(nodes: Sequence[Node]) -> dict[Node, int]:
                 cached[node] = result[node]
         elif named:
             result[node] = named[0]
-        else:
-            result[node] = max((result[i] for i in node.operands if i in result), default=0)
     return result
 
 
 def first_of_each_kind(nodes: Sequence[Node]) -> set[int]:
     """Return the layers whose nodes are other ones than those of every layer before: in operations,
-    in types or in attributes. `nodes` in topological order.
+    in types or in attributes; where all are alike the second, too, which follows a layer. What
+    comes before the first layer and behind the last is no layer's. `nodes` in topological order.
     """
     kinds: dict[int, Counter[Hashable]] = defaultdict(Counter)
+    stated, inside, behind = _stated_layers(nodes), set[Node](), set[Node]()
+    for node in nodes:
+        if node in stated or any(i in inside for i in node.operands):
+            inside.add(node)
+    for node in reversed(nodes):  # who reads a node was there before
+        if node in stated or node in behind:
+            behind.update(node.operands)
+    last = max(stated.values(), default=0)
     for node, layer in layers_of(nodes).items():
-        types = tuple(i and i.type for i in node.inputs)
-        kinds[layer][node.op, types, tuple(node.attrs.items())] += 1
+        if node in stated or (node in inside and (node in behind or layer < last)):
+            types = tuple(i and i.type for i in node.inputs)
+            kinds[layer][node.op, types, tuple(node.attrs.items())] += 1
     first = {frozenset(kinds[n].items()): n for n in sorted(kinds, reverse=True)}
-    return set(first.values())
+    return set(first.values()) if len(first) > 1 else set(sorted(kinds)[:2])
 
 
 def layer_weights(nodes: Sequence[Node], count: int) -> list[int]:

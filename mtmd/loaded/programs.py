@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mtmd.base.errors import OptionError
@@ -60,13 +60,19 @@ def encoder_plans(
 
 def decoder_plans(runner: Runner, batches: Sequence[BatchShape]) -> Iterator[Plan]:
     """Yield the plans of batches, of one layer of each kind: what it launches, the others launch
-    too.
+    too. Of batches that differ by the rows whose logits are wanted the second and later ones have
+    one layer: these rows are chosen behind the last.
     """
-    layers = set[int]()
-    for batch in {batch.images > 0: batch for batch in batches}.values():
-        layers |= first_of_each_kind(toposort(*runner.graph(batch)))
+    of_pictures = {batch.images > 0: batch for batch in batches}
+    layers = {
+        pictures: first_of_each_kind(toposort(*runner.graph(batch)))
+        for pictures, batch in of_pictures.items()
+    }
+    planned = set[BatchShape]()
     for batch in batches:
-        yield runner.plan_of_layers(batch, layers)
+        own, layered = layers[batch.images > 0], replace(batch, requested=0)
+        yield runner.plan_of_layers(batch, {min(own)} if layered in planned else own)
+        planned.add(layered)
 
 
 @dataclass(frozen=True)
