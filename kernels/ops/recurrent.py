@@ -273,9 +273,10 @@ def state_store(state: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
     return state
 
 
-def _gates_shape(alpha: Type, beta: Type, dt: Type, a: Type) -> Type:
+def _gates_shape(alpha: Type, dt: Type, a: Type, beta: Type | None = None) -> Type:
     need_floats(alpha, beta)
-    need(len(alpha.shape) == 2 and alpha.shape == beta.shape, f"alpha {alpha}, beta {beta}")
+    of_all = beta is None or alpha.shape == beta.shape
+    need(len(alpha.shape) == 2 and of_all, f"alpha {alpha}, beta {beta}")
     for weight in (dt, a):
         need(
             weight.shape == alpha.shape[1:] and weight.dtype == torch.float32,
@@ -285,11 +286,11 @@ def _gates_shape(alpha: Type, beta: Type, dt: Type, a: Type) -> Type:
 
 
 @op(shape=_gates_shape, flops=lambda n: 6 * n.type.count)
-def delta_gates(alpha: Tensor, beta: Tensor, dt: Tensor, a: Tensor) -> Tensor:
-    """Return what each head keeps and writes, as `linear_attention` takes it: a softplus(alpha +
-    dt), and sigmoid(beta)
+def delta_gates(alpha: Tensor, dt: Tensor, a: Tensor, beta: Tensor | None = None) -> Tensor:
+    """Return what each head keeps and writes, as `linear_attention` takes it: a step, which is
+    softplus(alpha + dt), and sigmoid(beta) or, without beta, step
 
     alpha, beta [T, H], dt, a fp32 [H] -> fp32 [2, T, H]
     """
-    decay = F.softplus(alpha.float() + dt) * a
-    return torch.stack((decay, torch.sigmoid(beta.float())))
+    step = F.softplus(alpha.float() + dt)
+    return torch.stack((step * a, step if beta is None else torch.sigmoid(beta.float())))

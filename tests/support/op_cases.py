@@ -347,7 +347,7 @@ def _gated_norm(d: Draw) -> Case:
 def _delta_gates(d: Draw) -> Case:
     tokens, heads = d.size(), d.size()
     dt, a = (d.values(heads, dtype=torch.float32) for _ in "da")
-    return [d.values(tokens, heads), d.values(tokens, heads), dt, a], {}
+    return [d.values(tokens, heads), dt, a, d.values(tokens, heads) if d.maybe() else None], {}
 
 
 def _half(d: Draw) -> Case:

@@ -251,30 +251,34 @@ def sigmoid_gates(graph: Graph) -> Iterator[Match]:
 
 
 def delta_gates(graph: Graph) -> Iterator[Match]:
-    """Yield what each head of the gated delta rule keeps and writes."""
+    """Yield what each head of the gated delta rule keeps and writes, and the step of one of Mamba-2
+    and what it keeps by that.
+    """
     for node in graph.of("linear_attention"):
-        decay, beta = node.inputs[3:5]
-        assert decay is not None and beta is not None
-        soft = _source(graph, decay, "mul", node, "softplus")
-        total = soft and _source(graph, soft, "softplus", decay, "add")
-        if soft is None or total is None or beta.op != "sigmoid":
+        decay, gain = node.inputs[3:5]
+        assert decay is not None and gain is not None
+        soft = _source(graph, decay, "mul", node)
+        if soft is None or soft.op != "softplus" or soft in graph.outputs:
             continue
-        alpha, a = total.inputs[0], decay.inputs[1]
-        if not graph.only_for(total, soft) or not graph.only_for(beta, node):
+        total, users = soft.inputs[0], (decay, node) if gain is soft else (decay,)
+        if total is None or total.op != "add" or set(graph.users[soft]) != set(users):
             continue
-        nodes = [decay, soft, total, beta]
-        inputs = [alpha, beta.inputs[0]]
-        for at, (value, user) in enumerate(zip(tuple(inputs), (total, beta), strict=True)):
-            assert value is not None
-            if wide := _source(graph, value, "cast", user):
+        if gain is not soft and (gain.op != "sigmoid" or not graph.only_for(gain, node)):
+            continue
+        (alpha, dt), a = total.inputs, decay.inputs[1]
+        if not graph.only_for(total, soft):
+            continue
+        nodes = [decay, soft, total, *([gain] if gain is not soft else [])]
+        inputs = [alpha, gain.inputs[0] if gain is not soft else None]
+        for at, (value, user) in enumerate(zip(tuple(inputs), (total, gain), strict=True)):
+            if value is not None and (wide := _source(graph, value, "cast", user)):
                 nodes.append(value)
                 inputs[at] = wide
-        dt = total.inputs[1]
         assert inputs[0] is not None and dt is not None and a is not None
         if any(w.shape != decay.shape[1:] or w.dtype != torch.float32 for w in (dt, a)):
             continue
-        both = ops.delta_gates(*inputs, dt, a, name=f"{decay.name}+{beta.name}")
-        yield Match(tuple(nodes), both, _halves(both, decay, beta))
+        both = ops.delta_gates(inputs[0], dt, a, inputs[1], name=f"{decay.name}+{gain.name}")
+        yield Match(tuple(nodes), both, _halves(both, decay, gain))
 
 
 def _source(

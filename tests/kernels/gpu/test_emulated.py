@@ -24,7 +24,7 @@ CHOICE = {  # by op, the numbers of its cases: the cheapest to compile that have
     "add_norm": (3,),
     "attention": (1, 66),
     "conv2d": (0,),
-    "delta_gates": (0,),
+    "delta_gates": (0, 5),
     "embed": (0,),
     "gated_norm": (0,),
     "gelu": (0,),

@@ -262,20 +262,20 @@ def test_gates_of_heads_that_are_refused():
         gated_norm.KERNEL.run(x, torch.ones(16), x.contiguous(), eps=1e-6)
     of_head = of(2)
     assert "beta is i64" in str(
-        delta_gates.KERNEL.rejects(of(3, 2), of(3, 2, dtype=torch.int64), of_head, of_head)
+        delta_gates.KERNEL.rejects(of(3, 2), of_head, of_head, of(3, 2, dtype=torch.int64))
     )
     assert "alpha has strides" in str(
-        delta_gates.KERNEL.rejects(Type((3, 2), f32, (1, 3)), of(3, 2), of_head, of_head)
+        delta_gates.KERNEL.rejects(Type((3, 2), f32, (1, 3)), of_head, of_head)
     )
     assert "a has strides" in str(
-        delta_gates.KERNEL.rejects(of(3, 2), of(3, 2), of_head, Type((2,), f32, (2,)))
+        delta_gates.KERNEL.rejects(of(3, 2), of_head, Type((2,), f32, (2,)), of(3, 2))
     )
     assert "supports fewer" in str(
-        delta_gates.KERNEL.rejects(of(2**37, 2), of(2**37, 2), of_head, of_head)
+        delta_gates.KERNEL.rejects(of(2**37, 2), of_head, of_head, of(2**37, 2))
     )
-    with pytest.raises(PlacementError, match="gates of the delta rule on the GPU: dt has strides"):
+    with pytest.raises(PlacementError, match="gates of heads on the GPU: dt has strides"):
         x = torch.zeros(3, 2)
-        delta_gates.KERNEL.run(x, x, torch.zeros(4)[::2], torch.zeros(2))
+        delta_gates.KERNEL.run(x, torch.zeros(4)[::2], torch.zeros(2), x)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of what a GPU computes in silence
@@ -293,5 +293,6 @@ def test_a_token_whose_numbers_overflowed_spoils_no_other():
 def test_a_gate_that_is_no_number_is_none_afterwards():
     nan = torch.tensor([[float("nan"), 0.5]])
     assert sigmoid_gate.KERNEL.run(torch.ones(1, 2), nan).isnan().tolist() == [[True, False]]
-    result = delta_gates.KERNEL.run(nan, nan, torch.zeros(2), -torch.ones(2))
-    assert result.flatten().isnan().tolist() == [True, False] * 2
+    for beta in (nan, None):
+        result = delta_gates.KERNEL.run(nan, torch.zeros(2), -torch.ones(2), beta)
+        assert result.flatten().isnan().tolist() == [True, False] * 2

@@ -285,8 +285,10 @@ def test_what_a_sigmoid_lets_through(wide: bool):
     assert ops_of(compared(twice)) == {"sigmoid_gate": 1, "add": 1}
 
 
-def delta_layer(cast: bool) -> tuple[Node, Node]:
-    """Numbers of each head, and the delta rule that reads what is made of them."""
+def delta_layer(cast: bool, delta: bool = True) -> tuple[Node, Node]:
+    """Numbers of each head, and the delta rule, or the scan of Mamba-2, that reads what is made of
+    them.
+    """
     dtype = torch.bfloat16 if cast else torch.float32
     alpha, beta = (value(name, T, H, dtype=dtype) for name in ("alpha", "beta"))
     if cast:
@@ -295,17 +297,27 @@ def delta_layer(cast: bool) -> tuple[Node, Node]:
     decay = ops.mul(soft, given("a", -torch.rand(H)), name="decay")
     sequences = given("starts", torch.tensor([0, 2, T])), given("slots", torch.tensor([1, 0]))
     q, k = (value(name, T, G, K) for name in "qk")
-    gain = ops.sigmoid(beta, name="gain")
+    gain = ops.sigmoid(beta, name="gain") if delta else soft
     state = value("state", 3, K, H, K)
     made = ops.linear_attention(
-        q, k, value("v", T, H, K), decay, gain, state, *sequences, scale=0.1, name="delta"
+        q,
+        k,
+        value("v", T, H, K),
+        decay,
+        gain,
+        state,
+        *sequences,
+        scale=0.1,
+        delta=delta,
+        name="delta",
     )
     return decay, made
 
 
+@pytest.mark.parametrize("delta", [True, False], ids=["delta", "mamba-2"])
 @pytest.mark.parametrize("cast", [False, True])
-def test_the_gates_of_the_delta_rule(cast: bool):
-    decay, made = delta_layer(cast)
+def test_the_gates_of_linear_attention(cast: bool, delta: bool):
+    decay, made = delta_layer(cast, delta)
     assert ops_of(compared(made)) == {"delta_gates": 1, "linear_attention": 1}
     result = ops_of(compared(made, decay))
     assert result["softplus"] == 1 and "delta_gates" not in result
