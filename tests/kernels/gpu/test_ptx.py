@@ -82,6 +82,7 @@ COMPUTED = [  # instruction of %r3 and %r4, their bits, bits of the result in %r
     ("setp.num.bf16x2 %p1|%p2, %r3, %r4; selp.b32 %r5, 1, 0, %p2", 0x7FC03F80, 0x3F803F80, 0),
     ("setp.lt.u32 %p1, %r3, %r4; selp.b32 %r5, 1, 0, %p1", 0xFFFFFFFF, 1, 0),
     ("setp.lt.s32 %p1, %r3, %r4; selp.b32 %r5, 1, 0, %p1", 0xFFFFFFFF, 1, 1),
+    ("popc.b32 %r5, %r3", 0xF00F0001, 0, 9),
     ("shl.b32 %r5, %r3, %r4", 1, 32, 0),
     ("shr.u32 %r5, %r3, %r4", 0x80000000, 40, 0),
     ("shr.s32 %r5, %r3, %r4", 0x80000000, 40, 0xFFFFFFFF),

@@ -338,6 +338,13 @@ def bit_field(ins: Instruction) -> Step:
     return step
 
 
+def count_bits(ins: Instruction) -> Step:
+    """`popc.b32`: how many bits are set."""
+    if ins.words != ("popc", "b32"):
+        raise ins.refused()
+    return elementwise(ins, "b32", lambda a: np.bitwise_count(a).astype(np.uint32), 1)
+
+
 def permute_bytes(ins: Instruction) -> Step:
     """`prmt.b32`: each nibble of c names a byte of {b, a}, or, from 8 on, its sign in all bits."""
     if ins.words != ("prmt", "b32"):
@@ -858,6 +865,7 @@ MAKERS: Mapping[str, Callable[[Instruction], Step]] = {
     "neg": either(_floats(np.negative, 1, "ftz"), whole(np.negative, 1)),
     "not": whole(np.invert, 1),
     "or": whole(np.bitwise_or, 2),
+    "popc": count_bits,
     "prmt": permute_bytes,
     "rcp": _floats(approximate(np.reciprocal), 1, "approx rn ftz"),
     "redux": reduce_warp,
