@@ -11,8 +11,9 @@ process. A kernel whose result is wrong is not timed.
 Times are medians of runs replayed from a CUDA graph, with the L2 cache flushed before each
 (triton.testing.do_bench), or, of models, by the host's clock. Results go to the terminal and, with
 --out, to a folder as they come, `lines.jsonl`, and of all so far `report.md` and `report.json`:
-what was measured is there whenever the script is killed. --budget ends parts, and leaves out those
-for which nothing is left. The package need not be installed.
+what was measured is there whenever the script is killed. --budget is shared out among the parts of
+most worth, so that each of them is made at least in part, what one leaves goes to the next, and
+parts for which nothing is left are left out. The package need not be installed.
 
 --dry-run, on any machine: every part makes its rows with small problems on the CPU and in Triton's
 interpreter, times nothing, and says what it would run and for how long.
@@ -159,7 +160,7 @@ def run_all(
         folder.mkdir(parents=True, exist_ok=True)
     print(what, flush=True)
     lines: list[dict[str, Any]] = []
-    given: list[tuple[Any, float]] = []
+    given = planned(parts, options.budget) if options.dry_run else []
 
     def keep(line: dict[str, Any] | None = None) -> None:
         nonlocal written
@@ -175,13 +176,14 @@ def run_all(
             written = time.monotonic()
 
     try:
-        for group in at_once(parts, options):
+        groups = list(at_once(parts, options.dry_run))
+        for number, group in enumerate(groups):
             elapsed = time.monotonic() - begun
-            used = 0 if options.dry_run else elapsed  # which has all parts
+            left = NO_END if options.dry_run else options.budget - elapsed - SPARE_S
+            factor = shortened(left, groups[number:])
             sources: list[Iterator[dict[str, Any]]] = []
             for part, op in group:
-                seconds = min(float(part.seconds), options.budget - used - SPARE_S)
-                given.append((part, max(seconds, 0)))
+                seconds = seconds_of(part, left, factor)
                 print(f"{elapsed:4.0f} s: {part.name}, {seconds:.0f} s at most", flush=True)
                 sources += lines_of(part, op, seconds, rates(lines), options)
             for line in sources[0] if len(sources) == 1 else merged(sources):
@@ -196,13 +198,48 @@ def run_all(
     return int(any("failure" in line for line in lines))
 
 
-def at_once(
-    parts: Sequence[tuple[Any, str | None]], options: argparse.Namespace
-) -> Iterator[list[tuple[Any, str | None]]]:
-    """Parts by groups that run at once: those that follow each other and take no times."""
-    for alongside, group in groupby(parts, lambda one: one[0].alongside and not options.dry_run):
+Group = list[tuple[Any, str | None]]
+
+
+def at_once(parts: Sequence[tuple[Any, str | None]], separate: bool) -> Iterator[Group]:
+    """Parts by groups that run at once: those that follow each other and take no times, unless all
+    are `separate`.
+    """
+    for alongside, group in groupby(parts, lambda one: one[0].alongside and not separate):
         together = list(group)
         yield from [together] if alongside else ([one] for one in together)
+
+
+def shortened(left: float, groups: Sequence[Group]) -> float:
+    """By what the seconds of parts of the first round are multiplied, so that all of it fits, or,
+    where it does not, as much of it as can be run in part.
+    """
+    longest = [max(part.seconds for part, _ in group) for group in groups if group[0][0].first]
+    while len(longest) > 1 and left < MINIMUM * sum(longest):
+        longest.pop()
+    return min(1.0, max(left, 0) / sum(longest)) if longest else 1.0
+
+
+def seconds_of(part: Any, left: float, factor: float) -> float:
+    return max(0.0, min(part.seconds * (factor if part.first else 1), left))
+
+
+def is_left_out(part: Any, seconds: float) -> bool:
+    return seconds < (ENOUGH_S if part.alongside else part.seconds * MINIMUM)
+
+
+def planned(parts: Sequence[tuple[Any, str | None]], budget: float) -> list[tuple[Any, float]]:
+    """The seconds of each part where every part takes as long as it may; 0: it is left out."""
+    result, groups, left = [], list(at_once(parts, False)), budget - SPARE_S
+    for number, group in enumerate(groups):
+        factor, taken = shortened(left, groups[number:]), 0.0
+        for part, _ in group:
+            seconds = seconds_of(part, left, factor)
+            seconds = 0.0 if is_left_out(part, seconds) else seconds
+            result.append((part, seconds))
+            taken = max(taken, seconds)
+        left -= taken
+    return result
 
 
 def rates(lines: list[dict[str, Any]]) -> dict[str, float]:
@@ -221,7 +258,7 @@ def lines_of(
     from gpu_kernels.ahead import cores
     from gpu_kernels.processes import part_lines
 
-    if seconds < (ENOUGH_S if part.alongside else part.seconds * MINIMUM):
+    if is_left_out(part, seconds):
         left = {"part": part.name, "no_time_for": ["all of it: too little of the budget is left"]}
         return [iter([left])]
     command = [sys.executable, __file__, "--part", "--only", part.name, "--device", options.device]

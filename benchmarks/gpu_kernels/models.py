@@ -32,7 +32,8 @@ MIN_SHARE = {
     "Q4_K": 0.50,
 }  # of copying, with one sequence
 ESTIMATED = (0.75, 1.25)  # parts of what was measured
-SIDE, PICTURES, TENTH = 896, (1, 4), 10
+MEMORY = (0.90, 1.15)  # predicted, parts of what was taken
+SIDE, PICTURES, TENTH, QUESTION = 896, (1, 4), 10, 16
 FASTER, FIRST = 1.5, 1.2
 # Sizes for a dry run, by the names in a configuration.
 SMALL = {
@@ -63,6 +64,7 @@ def decoding(shape: str, weights: str, setting: Setting) -> Iterator[Task]:
         make = functools.partial(lambda batch: model().decoded(batch), batch)
         yield Task(sequences(batch), make)
     yield Task("synchronising calls of a step", lambda: model().waits())
+    yield Task("memory", lambda: memory(model().name, model().subject, setting))
 
 
 def sequences(count: int) -> str:
@@ -180,6 +182,7 @@ def encoding(shape: str, weights: str, setting: Setting) -> Iterator[Task]:
         make = functools.partial(lambda count: model().encoded(count), count)
         yield Task(f"{count} x {SIDE} px, against transformers", make)
     yield Task("synchronising calls of an encode", lambda: model().waits())
+    yield Task("memory", lambda: memory(f"{model().name}, encode", model().subject, setting))
 
 
 class Encoding:
@@ -212,18 +215,22 @@ class Encoding:
 
     def first(self) -> Row:
         """From pixels to the first token of an answer, of ten pictures that nobody has seen."""
-        result, compiled = [], late()
+        result, compiled, tokens = [], late(), 0
         self.subject.start_service()
         try:
             for _ in range(TENTH):
                 start = time.perf_counter()
-                self.subject.first_token(self.side, 1, 16)
+                tokens = self.subject.first_token(self.side, 1, QUESTION)
                 result.append((time.perf_counter() - start) * 1e3)
         finally:
             self.subject.stop_service()
         first, tenth = result[0], result[-1]
+        plans = self.subject.prepare(self.side, 1)
+        expected = self.predicted().encode_ms(self.subject.encode_shapes(plans))
+        expected += self.predicted().prefill_ms(tokens, sum(plan.tokens for plan in plans))
         cells: Cells = {"model": self.name, "first ms": first, "tenth ms": tenth}
         cells |= {"ratio": first / tenth, "compiled meanwhile": late() - compiled}
+        cells |= {"estimated ms, of the card": expected, "estimated / measured": expected / tenth}
         aims = (
             Aim(f"{self.name}: the first picture, against the tenth", first / tenth, maximum=FIRST),
             Aim(f"{self.name}: compiled meanwhile", late() - compiled, maximum=0),
@@ -315,6 +322,14 @@ class Predicted:
     def decode_ms(self, shape: Any) -> float:
         return self._ms(self.model.runner.plan(shape))
 
+    def prefill_ms(self, tokens: int, images: int) -> float:
+        """Of a prompt of so many tokens, some of them a picture's."""
+        from mtmd.llm.batch import BatchShape
+
+        runner = self.model.runner
+        batch = BatchShape(tokens, images).rounded(False, runner.pages)
+        return self._ms(runner.plan(batch))
+
     def encode_ms(self, batches: list[tuple[int, tuple[int, ...]]]) -> float:
         return sum(self._ms(self.model.encoder.plan(*batch)) for batch in batches)
 
@@ -344,6 +359,25 @@ def predicted(shape: str, weights: str, subject: Any, setting: Setting) -> Predi
         parallel=options.parallel,
     )
     return Predicted(model, card)
+
+
+def memory(name: str, subject: Any, setting: Setting) -> Row:
+    """What the model was predicted to take, and what the card has not free after it has worked."""
+    import torch
+
+    from mtmd.loaded.predicted_memory import predicted_bytes
+
+    space = subject.model.backends[0].space
+    expected = predicted_bytes(subject.model.loaded)[space] / 2**30
+    taken = None
+    if not setting.dry:
+        free, total = torch.cuda.mem_get_info(setting.device)
+        taken = (total - free) / 2**30
+    ratio = None if taken is None else expected / taken
+    cells: Cells = {"model": name, "predicted GiB": expected}
+    cells |= {"taken GiB": "-" if taken is None else taken}
+    cells |= {"predicted / taken": "-" if ratio is None else ratio}
+    return Row(cells, "Memory", (Aim(f"{name}: memory, predicted / taken", ratio, *MEMORY),))
 
 
 def late() -> int:

@@ -29,7 +29,8 @@ class Part(NamedTuple):
     of the kernels that it times, None where it has those of several, or of none.
     compiles: it needs Triton's compiler, also in a dry run. alongside: it takes no times, and runs
     at once with those before and after it that take none. processes: as many as there are cores
-    for share out its rows. row_seconds: a row that takes longer is given up.
+    for share out its rows. row_seconds: a row that takes longer is given up. first: one of those
+    that a budget is shared out among.
     """
 
     name: str
@@ -41,22 +42,23 @@ class Part(NamedTuple):
     alongside: bool = False
     processes: bool = False
     row_seconds: int = 60
+    first: bool = False
 
 
 GEMMA, QWEN = "gemma-3-4b", "qwen3-8b"
 
 
-def _decoding(shape: str, weights: str, seconds: int) -> Part:
+def _decoding(shape: str, weights: str, seconds: int, first: bool = False) -> Part:
     minimum = models.MIN_SHARE[weights]
     shows = (
         f"at least {minimum:.0%} of copying with 1 sequence; no cliff from 16 to 64; the estimate"
     )
     tasks = functools.partial(models.decoding, shape, weights)
-    return Part(f"decode-{shape}-{weights}", seconds, shows, tasks)
+    return Part(f"decode-{shape}-{weights}", seconds, shows, tasks, first=first)
 
 
 PARTS = (
-    Part("ceilings", 20, "what the rest is judged by", ceilings.tasks, row_seconds=15),
+    Part("ceilings", 20, "what the rest is judged by", ceilings.tasks, row_seconds=15, first=True),
     Part(
         "cases",
         110,
@@ -65,9 +67,15 @@ PARTS = (
         alongside=True,
         processes=True,
         row_seconds=30,
+        first=True,
     ),
     Part(
-        "demo", 70, "answers are the CPU's; every op as its reference", demo.tasks, alongside=True
+        "demo",
+        70,
+        "answers are the CPU's; every op as its reference",
+        demo.tasks,
+        alongside=True,
+        first=True,
     ),
     Part(
         "golden",
@@ -76,8 +84,9 @@ PARTS = (
         golden.tasks,
         alongside=True,
         row_seconds=40,
+        first=True,
     ),
-    _decoding(GEMMA, "BF16", 50),
+    _decoding(GEMMA, "BF16", 50, first=True),
     Part(
         "attention-72",
         25,
@@ -85,14 +94,16 @@ PARTS = (
         functools.partial(attention.tasks, first=True),
         "attention",
         row_seconds=30,
+        first=True,
     ),
-    _decoding(GEMMA, "Q4_K", 45),
-    _decoding(GEMMA, "Q8_0", 45),
+    _decoding(GEMMA, "Q4_K", 45, first=True),
+    _decoding(GEMMA, "Q8_0", 45, first=True),
     Part(
         "encode",
         60,
         "at least 1.5 x transformers SDPA; the first picture as the tenth; the estimate",
         functools.partial(models.encoding, GEMMA, "Q4_0"),
+        first=True,
     ),
     Part("compile", 90, "all other programs, by all cores at once", ahead.tasks, compiles=True),
     Part(

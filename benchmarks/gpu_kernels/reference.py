@@ -11,7 +11,7 @@ from gpu_kernels.ceilings import COPY
 from gpu_kernels.predictions import cells_of
 from gpu_kernels.rows import Cells, Row, Setting, Task, must
 
-# Timed by parts of their own.
+# Timed by parts of their own, but for caches whose rows are stored in blocks.
 SPECIAL = ("attention", "paged_attention", "matmul")
 
 
@@ -19,9 +19,12 @@ def tasks(setting: Setting) -> Iterator[Task]:
     from mtmd.kernels.gpu.table import KERNELS
 
     for op in KERNELS:
-        if setting.op == op or (setting.op is None and op not in SPECIAL):
-            for kernel in kernels(op):
-                for label, case in kernel.uses.items():
+        if setting.op not in (op, None):
+            continue
+        for kernel in kernels(op):
+            for label, case in kernel.uses.items():
+                stored = op == "paged_attention" and case.options.get("quant")
+                if setting.op or op not in SPECIAL or stored:
                     make = functools.partial(measured, label, op, kernel, case, setting)
                     yield Task(f"{op}: {label}", make)
 

@@ -50,6 +50,7 @@ def test_decoding(models, dry):
         "32 sequences",
         "64 sequences",
         "synchronising calls of a step",
+        "memory",
     ]
     one, cliff = result["1 sequence"], result["17 sequences"]
     assert one.cells["sequences"] == 1 and one.cells["model"] == "gemma-3-4b Q4_0"
@@ -70,6 +71,8 @@ def test_encoding(models, dry):
     result = made(models.encoding("gemma-3-4b", "Q4_0", dry))
     first = result["the first picture, against the tenth"]
     assert first.aims[0].result == first.cells["first ms"] / first.cells["tenth ms"]
+    assert 0 < first.cells["estimated ms, of the card"] < 1e3
+    assert result["memory"].cells["predicted GiB"] > 0 and result["memory"].aims[0].met is None
     for count in (1, 4):
         row = result[f"{count} x 896 px, against transformers"]
         faster, estimate = row.aims
