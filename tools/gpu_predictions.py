@@ -42,8 +42,8 @@ need Triton, `pip install 'mtmd[gpu]'`, all else does not). Times are estimates,
     python benchmarks/gpu.py --dry-run                       # on any machine: what would be run, tried with small problems
     pytest --device cuda                                     # kernels' cases, the families' tiny models, the demo model
 
-`benchmarks/gpu.py` goes through parts in the order of their worth (`benchmarks/gpu_kernels/parts.py`), each for so many seconds at most; `--budget` leaves out those for which too
-little is left:
+`benchmarks/gpu.py` goes through parts in the order of their worth (`benchmarks/gpu_kernels/parts.py`), each for so many seconds at most; `--budget` is shared out among 1 to 3,
+so that each of them is made at least in part, and parts for which too little is left are left out:
 
 1. What the card copies and multiplies.
 2. At once, by all cores: every case of every kernel compiled, run and compared with its op's reference, one of each op and then another; the demo model's answers against the
@@ -52,10 +52,10 @@ little is left:
    against each of torch's. Pictures of 896 px against transformers, and the first picture after the start against the tenth.
 4. Attention at other head sizes, compute-sanitizer, an 8B model, attention to pages, quantized products, all other kernels, resized pictures, `pytest --device`.
 
-Each row says what was aimed at, whether it was reached, and what is estimated below. A row that fails, takes its process or the device down, or never ends, costs itself: the part
+Each row says what was aimed at, whether it was reached, and what is predicted below: times of kernels, steps, encodes and the first picture, and memory. A row that fails, takes its process or the device down, or never ends, costs itself: the part
 goes on after it in another process. `lines.jsonl` has every row as soon as it is there, and `report.md` and `report.json` are written anew behind each row, so a script that is killed leaves what it has measured.
 It needs torch, Triton, numpy, Pillow, safetensors and tokenizers, transformers to be compared with, pytest for the tests, and no network. The package need not be installed; for
-pytest, where it cannot be (setuptools before 77), `PYTHONPATH=$(python tools/editable_types.py) pytest --device cuda`. [Its dry run](../benchmarks/results/2026-11-27-gpu-dry-run.md).
+pytest, where it cannot be (setuptools before 77), `PYTHONPATH=$(python tools/editable_types.py) pytest --device cuda`. [Its dry run](../benchmarks/results/2026-11-28-gpu-dry-run.md).
 
 ## Compiled ahead
 

@@ -67,6 +67,24 @@ def test_a_layer_of_each_kind_launches_what_all_do(name: str) -> None:
         assert few.nodes < whole.nodes / 3
 
 
+def test_rows_that_are_wanted_change_what_is_behind_the_layers_alone() -> None:
+    """So a batch that differs by them alone is planned with one layer."""
+    runner = subject_of("cuda:90", None, "qwen3-next-80b-a3b").runner
+    pair = [BatchShape(18, requested=count, sequences=1, pages=4) for count in (1, 18)]
+    first, second = decoder_plans(runner, pair)
+    whole = Programs().add_all(map(runner.new_plan, pair)).result
+    assert set(Programs().add_all([first, second]).result) == set(whole)
+    assert second.nodes < first.nodes
+
+
+def test_a_start_looks_at_few_nodes() -> None:
+    """In place of those of 36 layers for each of a hundred batches."""
+    runner = subject_of("cuda:90", None, "qwen3-vl-8b").runner
+    batches = foreseen_batches(runner)
+    looked_at = sum(plan.nodes for plan in decoder_plans(runner, batches))
+    assert looked_at < len(batches) * runner.new_plan(batches[0]).nodes / 12
+
+
 def programs_of(plan: Plan) -> set[Hashable]:
     return set(Programs().add_all([plan]).result)
 

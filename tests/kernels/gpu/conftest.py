@@ -48,6 +48,12 @@ def emulator(request: pytest.FixtureRequest) -> Emulator:
     return Emulator(request.getfixturevalue("compiler"), target)
 
 
+@pytest.fixture(scope="session")
+def hopper(compiler: Compiler) -> Emulator:
+    """Of an H100, whose products are by four warps, from shared memory."""
+    return Emulator(compiler, "cuda:90")
+
+
 @pytest.fixture(autouse=True)
 def emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `--ptx` every kernel runs in the emulator."""

@@ -1,5 +1,5 @@
-"""Kernels as the compiler leaves them for an A100, in the emulator of PTX: a small choice of cases.
-`make ptx` runs all cases and the tests of single kernels.
+"""Kernels as the compiler leaves them for an A100 and an H100, in the emulator of PTX: a small choice
+of cases. `make ptx` runs all cases and the tests of single kernels.
 """
 
 from __future__ import annotations
@@ -43,19 +43,38 @@ CHOICE = {  # by op, the numbers of its cases: the cheapest to compile that have
     "sigmoid_gate": (0,),
     "silu_mul": (4,),
 }
-CASES = [
-    pytest.param(op, number, id=f"{op} {KERNELS[op][0].load().cases[number]}")
-    for op, numbers in CHOICE.items()
-    for number in numbers
-]
+WIDE = {  # those with products of 64 rows, which an H100 has an instruction of its own for
+    "attention": (13, 14),
+    "conv2d": (2,),
+    "matmul": (97,),
+    "paged_attention": (13,),
+}
 
 
-@pytest.mark.parametrize(("op", "number"), CASES)
+def cases(choice):
+    return [
+        pytest.param(op, number, id=f"{op} {KERNELS[op][0].load().cases[number]}")
+        for op, numbers in choice.items()
+        for number in numbers
+    ]
+
+
+@pytest.mark.parametrize(("op", "number"), cases(CHOICE))
 def test_a_case_is_right_and_touches_only_what_is_its_own(op, number, emulator, monkeypatch):
     kernel, before = KERNELS[op][0].load(), emulator.launches
     emulator.install(monkeypatch)
     assert kernel.failure(op, kernel.cases[number]) is None
     assert emulator.launches > before
+
+
+@pytest.mark.parametrize(("op", "number"), cases(WIDE))
+def test_products_of_four_warps_are_right(op, number, hopper, monkeypatch):
+    """From shared memory that others write next, and in registers that are there later."""
+    kernel, before = KERNELS[op][0].load(), set(hopper.texts)
+    hopper.install(monkeypatch)
+    assert kernel.failure(op, kernel.cases[number]) is None
+    made = [text for key, (text, *_) in hopper.texts.items() if key not in before]
+    assert any(ins.words[0] == "wgmma" for text in made for ins in text.instructions())
 
 
 NARROW = [  # one row of fewer values than a block has threads, which once read what others wrote
