@@ -234,7 +234,7 @@ def channel_attention(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tenso
     q, k, v [B, T, G, K] -> [B, T, G, K], contiguous
     """
     scores = (q.permute(0, 2, 3, 1) @ k.transpose(1, 2)).float().mul_(scale)
-    weights = _softmax(scores).to(v.dtype)
+    weights = torch.softmax(scores, -1).to(v.dtype)  # of every channel there is a score
     return (v.transpose(1, 2) @ weights.transpose(2, 3)).transpose(1, 2).contiguous()
 
 

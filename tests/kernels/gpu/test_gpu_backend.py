@@ -7,12 +7,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtmd.kernels.backends import gpu
+from mtmd.kernels.backends import Cpu, Reference, gpu
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.target import Target
+from mtmd.kernels.estimate.launches import cost
 from mtmd.kernels.gpu.flash_attention.kernel import KERNEL
 from mtmd.kernels.graph import Node, graph_input
-from mtmd.kernels.ops import attention, gelu, matmul
+from mtmd.kernels.ops import OPS, attention, channel_attention, gelu, matmul
+from mtmd.kernels.plan.scheduler import make_plan
 
 
 @pytest.fixture
@@ -44,6 +46,26 @@ def test_takes_every_head_size_and_batch():
             Gpu().rejects(attention_node(8, batch))
             == "q has head size 8; the kernel supports 16 to 576"
         )
+
+
+@pytest.mark.usefixtures("ampere")
+@pytest.mark.parametrize("batch", [1, 2])
+def test_attention_of_channels_is_products_of_torchs_on_the_device(batch):
+    """Its scores are channels by channels, few: it needs no kernel of ours, and is not sent to the
+    host. A warm-up lists what torch launches for it.
+    """
+    q, k, v = (torch.randn(batch, 49, 3, 32) for _ in range(3))
+    node = channel_attention(*(value(*x.shape) for x in (q, k, v)), scale=0.1, name="channels")
+    assert torch.equal(
+        Gpu().lower(node)(q, k, v), OPS["channel_attention"].reference(q, k, v, scale=0.1)
+    )
+    for target in (Target("cuda:90"), Target("hip:gfx942")):
+        plan = make_plan([node], [target, Cpu(), Reference()])
+        (step,), used = plan.steps, cost(plan.steps[0], target)
+        assert step.backend is target and plan.refusals == ()
+        assert used.triton == 0 and 5 <= used.torch <= 10 and used.bytes > 4 * q.nbytes
+        assert target.workspace(node) > 0
+    assert Gpu().rejects(node) is None and not OPS["channel_attention"].waits
 
 
 @pytest.mark.usefixtures("ampere")
