@@ -152,7 +152,7 @@ def run_all(
 ) -> int:
     """Every part; results are kept line by line, and a report of all so far."""
     from gpu_kernels.processes import merged
-    from gpu_kernels.report import dry_report, facts, outcome, report, summary
+    from gpu_kernels.report import dry_facts, dry_report, facts, outcome, report, summary
 
     begun, written, folder = time.monotonic(), 0.0, None
     if options.out is not None:
@@ -168,8 +168,12 @@ def run_all(
             with (folder / "lines.jsonl").open("a") as saved:
                 saved.write(json.dumps(line) + "\n")
         if folder and (line is None or time.monotonic() - written > WRITTEN_S):
-            text = dry_report(what, given, lines) if options.dry_run else report(title, what, lines)
-            pages = {"report.md": text, "report.json": json.dumps(facts(title, what, lines))}
+            if options.dry_run:
+                text = dry_report(what, given, lines)
+                said = dry_facts(title, what, given, lines)
+            else:
+                text, said = report(title, what, lines), facts(title, what, lines)
+            pages = {"report.md": text, "report.json": json.dumps(said)}
             for name, page in pages.items():
                 (folder / f"{name}.part").write_text(page)
                 (folder / f"{name}.part").replace(folder / name)  # whole at every moment

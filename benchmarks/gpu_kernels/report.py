@@ -1,5 +1,5 @@
 """The report: what was aimed at, what failed, and a table for each that rows have named; of a dry
-run, what would be run.
+run, what would be run, and what each table would say.
 """
 
 from __future__ import annotations
@@ -30,6 +30,25 @@ def facts(title: str, what: str, lines: Sequence[Line]) -> dict[str, Any]:
     return {"title": title, "what": what, "aims": aims, "tables": tables, **wrong}
 
 
+def dry_facts(
+    title: str, what: str, given: Sequence[tuple[Part, float]], lines: Sequence[Line]
+) -> dict[str, Any]:
+    """The plan for programs: of each part its seconds, rows and aims; columns of each table."""
+    parts = [
+        {
+            "part": part.name,
+            "seconds": seconds,
+            "rows": len(own := _rows_of(part, lines)),
+            "ran": sum("ran" in line for line in own),
+            "shows": part.shows,
+            "aims": _aims_of(part, lines),
+        }
+        for part, seconds in given
+    ]
+    wrong = {word: [x for x in lines if word in x] for word in ("failure", "skipped")}
+    return {"title": title, "what": what, "parts": parts, "tables": _columns(lines), **wrong}
+
+
 def summary(lines: Sequence[Line]) -> str:
     """Aims, and what has failed."""
     return "\n".join([*_aims(lines), *_failures(lines)])
@@ -39,16 +58,36 @@ def dry_report(what: str, given: Sequence[tuple[Part, float]], lines: Sequence[L
     """The plan, and what of it was run here."""
     parts = ["# GPU: a dry run", "", what, "", *_plan(given, lines), *_failures(lines)]
     for part, _ in given:
-        aims = [a for line in lines if line["part"] == part.name for a in line.get("aims", ())]
-        if aims:
-            parts += ["", f"**{part.name}**, aims: {'; '.join(dict.fromkeys(aims))}"]
+        if aims := _aims_of(part, lines):
+            parts += ["", f"**{part.name}**, aims: {'; '.join(aims)}"]
+    parts += ["", "## Tables", "", *_table(["table", "columns"])]
+    parts += [_line([title, ", ".join(heads)]) for title, heads in _columns(lines).items()]
     return "\n".join(parts) + "\n"
+
+
+def _rows_of(part: Part, lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines if line["part"] == part.name and "row" in line]
+
+
+def _aims_of(part: Part, lines: Sequence[Line]) -> list[str]:
+    """Of a dry run, each once."""
+    every = (a for line in lines if line["part"] == part.name for a in line.get("aims", ()))
+    return list(dict.fromkeys(every))
+
+
+def _columns(lines: Sequence[Line]) -> dict[str, list[str]]:
+    """Of a dry run: the heads of each table."""
+    result: dict[str, dict[str, None]] = {}
+    for line in lines:
+        if line.get("columns"):
+            result.setdefault(line["table"], {}).update(dict.fromkeys(line["columns"]))
+    return {title: list(heads) for title, heads in result.items()}
 
 
 def _plan(given: Sequence[tuple[Part, float]], lines: Sequence[Line]) -> Iterator[str]:
     yield from _table(["part", "seconds at most", "rows", "run here, smaller", "shows"])
     for part, seconds in given:
-        own = [line for line in lines if line["part"] == part.name and "row" in line]
+        own = _rows_of(part, lines)
         ran = sum("ran" in line for line in own)
         yield _line([part.name, f"{seconds:.0f}", str(len(own)), str(ran), part.shows])
     total = sum(seconds for _, seconds in given)

@@ -189,7 +189,8 @@ def _made(task: Task, setting: Setting) -> tuple[Line, bool]:
         return failure(fault), is_gone(fault, setting.device)
     seconds = round(time.monotonic() - start, 3)
     if setting.dry:
-        return {"ran": True, "aims": [aim.name for aim in row.aims], "s": seconds}, False
+        own: Line = {"ran": True, "aims": [aim.name for aim in row.aims], "s": seconds}
+        return own | {"table": row.table, "columns": list(row.cells)}, False
     line: Line = {"cells": dict(row.cells), "table": row.table, "s": seconds}
     line["aims"] = [aim.line for aim in row.aims]
     if row.rates:

@@ -256,6 +256,11 @@ def test_a_dry_run_on_a_machine_that_lacks_most(tmp_path):
         json.loads(line) for line in (tmp_path / "out" / "lines.jsonl").read_text().splitlines()
     ]
     assert {line["part"] for line in lines} == {"ceilings", "encode"}
+    page = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [part["part"] for part in page["parts"]] == ["ceilings", "encode"]
+    assert page["failure"] == [] and "estimated / measured" in page["parts"][1]["aims"][3]
+    encoding = next(heads for title, heads in page["tables"].items() if "tiles on" in title)
+    assert {"encode ms", "estimated ms", "estimated / measured"} <= set(encoding)
 
 
 def test_from_the_repository_the_package_is_whole(tmp_path):

@@ -117,7 +117,7 @@ def test_a_dry_run_makes_what_can_be_made_here(rows, made):
     ]
     lines, _ = made(tasks, dry=True)
     assert reported(lines) == [
-        {"row": "a", "ran": True, "aims": ["of copying"]},
+        {"row": "a", "ran": True, "aims": ["of copying"], "table": "", "columns": ["ms"]},
         {"row": "b", "planned": True},
     ]
 
