@@ -170,10 +170,10 @@ def run_all(
         if folder and (line is None or time.monotonic() - written > WRITTEN_S):
             if options.dry_run:
                 text = dry_report(what, given, lines)
-                said = dry_facts(title, what, given, lines)
+                values = dry_facts(title, what, given, lines)
             else:
-                text, said = report(title, what, lines), facts(title, what, lines)
-            pages = {"report.md": text, "report.json": json.dumps(said)}
+                text, values = report(title, what, lines), facts(title, what, lines)
+            pages = {"report.md": text, "report.json": json.dumps(values)}
             for name, page in pages.items():
                 (folder / f"{name}.part").write_text(page)
                 (folder / f"{name}.part").replace(folder / name)  # whole at every moment

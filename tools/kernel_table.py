@@ -67,7 +67,7 @@ Experts (`kernels/gpu/moe/`) are plain or quantized; `tile` is choices x values 
 at most 32 rows per expert it is choices x values x units, whose operands are made from packed codes (`kernels/gpu/moe/few_rows.py`). A residual and
 its norm (`kernels/gpu/norms/add_norm.py`, `kernels/gpu/norms/add_layer_norm.py`) support rows of up to 16,384 values, rotary embeddings and cache writes
 (`kernels/gpu/rotary/`) heads of up to 1,024, gated units and the quick GELU (`kernels/gpu/gated.py`), sigmoid gates
-(`kernels/gpu/sigmoid_gate.py`) and the gates of the delta rule (`kernels/gpu/delta_gates.py`) rows of any width, gated norms (`kernels/gpu/norms/gated_norm.py`)
+(`kernels/gpu/sigmoid_gate.py`) and the gates and steps of linear attention (`kernels/gpu/delta_gates.py`) rows of any width, gated norms (`kernels/gpu/norms/gated_norm.py`)
 heads of up to 1,024. Rows of quantized tables (`kernels/gpu/embed.py`) have any width. Convolutions of grids and rows (`kernels/gpu/conv2d.py`) have any
 kernel, stride and padding, in one group or depthwise; `tile` is cells x outputs, and warps.
 
