@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from ptx import matrix
-from ptx.instructions import Array, Step, step_of
+from ptx.instructions import Array, Step
 from ptx.memory import THREADS_LIMIT, UNWRITTEN, Clock, Fault, Memory
 from ptx.program import Address, Instruction, Name, Program, Register, Unsupported
+from ptx.table import step_of
 
 AT_ONCE = 1 << 13  # lanes
 GROUP = 128  # lanes of the four warps that multiply together
