@@ -62,6 +62,13 @@ class Op:
         self.waits = waits
         self.shape, self._flops, self._traffic = shape, flops, traffic
         self._signature = inspect.signature(reference)
+        parameters = self._signature.parameters.values()
+        operands = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        self._required = [i for i, p in enumerate(operands) if p.annotation == "Tensor"]
+        self._counts = range(sum(p.default is p.empty for p in operands), len(operands) + 1)
+        attrs = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+        self._attrs = {p.name for p in attrs}
+        self._required_attrs = {p.name for p in attrs if p.default is p.empty}
         if self.name in OPS:
             raise ValueError(f"op {self.name} registered twice")
         OPS[self.name] = self
@@ -85,6 +92,11 @@ class Op:
         """Raises TypeError for an operand that is missing and for an attribute that is missing or
         none of the op's.
         """
+        names = {name for name, _ in attrs}
+        if len(types) in self._counts and self._required_attrs <= names <= self._attrs:
+            given = len(types)
+            if all(types[i] is not None for i in self._required if i < given):
+                return
         for name, value in self._signature.bind(*types, **dict(attrs)).arguments.items():
             if value is None and self._signature.parameters[name].annotation == "Tensor":
                 raise TypeError(f"operand {name} is missing")

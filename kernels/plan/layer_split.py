@@ -46,7 +46,11 @@ class LayerSplit:
 
 def layers_of(nodes: Sequence[Node]) -> dict[Node, int]:
     """The layer of each node that is no leaf; nodes in topological order."""
-    stated, result = _stated_layers(nodes), dict[Node, int]()
+    return _of_the_others(nodes, _stated_layers(nodes))
+
+
+def _of_the_others(nodes: Sequence[Node], stated: Mapping[Node, int]) -> dict[Node, int]:
+    result: dict[Node, int] = {}
     for node in nodes:
         if not node.is_leaf:
             own = stated.get(node)
@@ -90,7 +94,7 @@ def first_of_each_kind(nodes: Sequence[Node]) -> set[int]:
         if node in stated or node in behind:
             behind.update(node.operands)
     last = max(stated.values(), default=0)
-    for node, layer in layers_of(nodes).items():
+    for node, layer in _of_the_others(nodes, stated).items():
         if node in stated or (node in inside and (node in behind or layer < last)):
             types = tuple(i and i.type for i in node.inputs)
             kinds[layer][node.op, types, tuple(node.attrs.items())] += 1
