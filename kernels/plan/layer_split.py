@@ -99,7 +99,7 @@ def first_of_each_kind(nodes: Sequence[Node]) -> set[int]:
             types = tuple(i and i.type for i in node.inputs)
             kinds[layer][node.op, types, tuple(node.attrs.items())] += 1
     first = {frozenset(kinds[n].items()): n for n in sorted(kinds, reverse=True)}
-    return set(first.values()) if len(first) > 1 else set(sorted(kinds)[:2])
+    return set(first.values()) if len(first) > 1 else set(sorted(kinds)[:2]) or {0}
 
 
 def layer_weights(nodes: Sequence[Node], count: int) -> list[int]:
