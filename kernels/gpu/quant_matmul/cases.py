@@ -164,8 +164,8 @@ def _cases() -> list[Case]:
         cases += [
             problem(kind, 1, 7),
             problem(kind, 1, 9, 11 if small else 2, bias=True),
-            problem(kind, 3, 33, 2),
-            problem(kind, 17, 35, 3, bias=True),
+            problem(kind, 3, 33, 2 if small else 1),
+            problem(kind, 17, 35, 3 if small else 2, bias=True),
             problem(kind, 2, 5, 40 if small else 5, torch.bfloat16),
             problem(kind, 4, 9, 33 if small else 6, torch.float16, bias=True),
             problem(kind, 9, 17, 5 if small else 1, torch.bfloat16),
