@@ -54,11 +54,11 @@ def decoder_graphs(runner: Runner) -> list[GraphFacts]:
 
 def activation_facts(runner: Runner) -> ActivationFacts:
     """Return how many products round activations to 8 bits."""
-    from mtmd.kernels.plan.int8_products import count  # loads LLVM
+    from mtmd.kernels.plan.int8_products import count, count_as_fast  # loads LLVM
 
     graph = runner.graph(BatchShape(1))
     products = sum(1 for node in toposort(*graph) if node.op == "matmul")
-    return ActivationFacts("int8", count(graph), products)
+    return ActivationFacts("int8", count(graph), products, count_as_fast(graph))
 
 
 def kv_facts(runner: Runner) -> KVFacts:

@@ -85,6 +85,11 @@ def _activations(report: WarmupFacts) -> Iterator[str]:
             f"activations: {facts.type} in {facts.products} of the decoder's {facts.all_products} "
             "products with weights, where they have more than 24 rows"
         )
+        if facts.as_fast:
+            yield (
+                f"activations: 16 bits in {facts.as_fast} products, whose weights have 8 bits: this "
+                "CPU multiplies them as fast so"
+            )
         yield ""
 
 

@@ -116,8 +116,13 @@ class LoadedModel:
         self.encoder, self.runner, self.audio_encoder = made or make_graphs(
             checkpoint, chosen, context, self.dtype, self.layout, group
         )
+        self.activations = "auto"
+        """What products of many rows round them to: "int8" where any does, else "auto"."""
         if chosen.activations == "int8":
-            int8_products.check_weights(self.runner.graph(BatchShape(1)))
+            graph = self.runner.graph(BatchShape(1))
+            int8_products.check_weights(graph)
+            if int8_products.count(graph):
+                self.activations = "int8"
         for encoder in self.encoders:
             _check_fit(encoder, checkpoint)
         if self.encoder:

@@ -80,7 +80,7 @@ def make_receipt(loaded: LoadedModel, request: Request, finish: str, speculation
         sampling_unused=_sampling_unused(request.settings),
         model_notes=loaded.notes,
         kv_type=loaded.runner.kv.name,
-        activations=loaded.options.activations,
+        activations=loaded.activations,
         kv_bytes=loaded.kv.token_bytes * (len(request.prompt.tokens) + len(request.tokens)),
         repeated_tokens=request.repetition.repeated,
         adapters=_adapters(loaded, request),

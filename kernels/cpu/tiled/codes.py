@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from mtmd.kernels.cpu.native.emit import F32, I1, I8, I16, I32, Emitter, Value, vec
 from mtmd.kernels.cpu.native.grids import GRIDS, MORE
@@ -38,6 +39,7 @@ from mtmd.kernels.quantization.own_blocks import BNB_FP4_VALUES, NF4_VALUES
 
 ROWS = 16  # of the weight, read together
 RUN = 32  # numbers of a row
+EXACT = 0x4300  # the bits of 128 in bfloat16
 TURN = 8  # runs whose scales are read at once: those of a block of 256 numbers
 
 
@@ -48,7 +50,8 @@ class Form:
     Blocks of 256 have `scales(e, block)`: float32 [8 * groups], and minima. Small ones have
     `head(e, block, run, group)`, an int32, and `numbers`, which makes float32 of many of them: a
     scale, and a minimum. `floats`: the numbers themselves, float32 [16] twice, where bfloat16 does
-    not hold them. `integers`: numbers without their scale are whole ones.
+    not hold them. `octets`: the codes as int8 [32], where they are signed bytes. `integers`:
+    numbers without their scale are whole ones.
     """
 
     codes: Callable[[Emitter, Value, Value], Value]
@@ -59,7 +62,19 @@ class Form:
     minimum: bool = False
     groups: int = 1  # of a run
     floats: Callable[[Emitter, Value, Value], Sequence[Value]] | None = None
+    octets: Callable[[Emitter, Value, Value], Value] | None = None
     integers: bool = True
+
+    def whole(self, e: Emitter, block: Value, run: Value, less: int = 0) -> Value:
+        """Return 32 numbers without their scale, less `less`, as int16 [32]; of types whose numbers
+        are integers.
+        """
+        taken = int(self.zero) + less
+        if self.octets is not None:
+            numbers = self.octets(e, block, run).sext(I16)
+        else:
+            numbers, taken = self.codes(e, block, run), taken + EXACT - 128
+        return numbers - taken if taken else numbers
 
 
 def read_scales(
@@ -97,7 +112,7 @@ def read_scales(
 
 def _exact(words: Value, mask: int) -> Value:
     """128 + q in bfloat16."""
-    return (words & mask) | 0x4300
+    return (words & mask) | EXACT
 
 
 def _nibbles(e: Emitter, source: Value) -> Value:
@@ -127,12 +142,12 @@ def _signed(numbers: Value) -> Value:
 
 
 def _q8(e: Emitter, block: Value, codes: int) -> Value:
-    return _signed(e.load(block.at(codes), vec(I8, RUN), align=1))
+    return e.load(block.at(codes), vec(I8, RUN), align=1)
 
 
 def _u8(e: Emitter, block: Value, codes: int) -> Value:
     """Bytes without a sign, less 128."""
-    return _signed(e.load(block.at(codes), vec(I8, RUN), align=1) ^ -128)
+    return e.load(block.at(codes), vec(I8, RUN), align=1) ^ -128
 
 
 def _q4(e: Emitter, block: Value, codes: int) -> Value:
@@ -151,7 +166,7 @@ def _looked_up(
     """The numbers that the nibbles of 16 bytes stand for, lower ones before upper ones."""
     packed = e.load(source, vec(I8, 16), align=1)
     codes = (packed & 15).shuffle(order, packed >> 4)
-    return _signed(e.lookup16(values, codes))
+    return e.lookup16(values, codes)
 
 
 def _fp4(e: Emitter, source: Value) -> Value:
@@ -181,9 +196,17 @@ def _table4(values: Sequence[float]) -> Form:
     )
 
 
+def _of_octets(
+    octets: Callable[[Emitter, Value, Value], Value], zero: float, *args: Any, **kwargs: Any
+) -> Form:
+    """A form whose codes are signed bytes."""
+    codes = lambda e, block, run: _signed(octets(e, block, run))  # noqa: E731
+    return Form(codes, zero, *args, octets=octets, **kwargs)
+
+
 def _q1_0(e: Emitter, block: Value, run: Value) -> Value:
     bits = e.load(block.at(run * 4 + 2), I32, align=1).bits(vec(I1, RUN))
-    return e.select(bits, e.const(vec(I16, RUN), 0x3F80), e.const(vec(I16, RUN), -0x4080))
+    return e.select(bits, e.const(vec(I8, RUN), 1), e.const(vec(I8, RUN), -1))
 
 
 def _two_bits(e: Emitter, block: Value, run: Value) -> Value:
@@ -237,7 +260,7 @@ def _rows_of_a_grid(kind: str) -> Form:
     def codes(e: Emitter, block: Value, run: Value) -> Value:
         first, second, third, fourth = own.rows(e, block, run, 1)
         numbers = first.concat(second).concat(third.concat(fourth))
-        return numbers.zext(I16) + (0x4300 - MORE // 2)  # from 128 on, exact below 256
+        return numbers.zext(I16) + (EXACT - MORE // 2)  # from 128 on, exact below 256
 
     return Form(
         codes, float(MORE // 2 + 128), lambda e, block: [own.scales(e, block)], groups=own.halves
@@ -295,7 +318,7 @@ def _half(heads: Value) -> Sequence[Value]:
 
 FORMS = MappingProxyType(
     {
-        "Q8_0": Form(lambda e, block, _: _q8(e, block, 2), 0.0, head=_word, numbers=_half),
+        "Q8_0": _of_octets(lambda e, block, _: _q8(e, block, 2), 0.0, head=_word, numbers=_half),
         "Q4_0": Form(lambda e, block, _: _q4(e, block, 2), 136.0, head=_word, numbers=_half),
         "Q4_1": Form(
             lambda e, block, _: _q4(e, block, 4),
@@ -312,28 +335,28 @@ FORMS = MappingProxyType(
             numbers=two_halves,
             minimum=True,
         ),
-        "IQ4_NL": Form(
+        "IQ4_NL": _of_octets(
             lambda e, block, _: _looked_up(e, block.at(2), IQ4_VALUES),
             0.0,
             head=_word,
             numbers=_half,
         ),
-        "MXFP4": Form(
+        "MXFP4": _of_octets(
             lambda e, block, _: _looked_up(e, block.at(1), FP4_VALUES),
             0.0,
             head=_exponent,
             numbers=lambda heads: [half_of_power(heads)],
         ),
-        "NVFP4": Form(
+        "NVFP4": _of_octets(
             lambda e, block, run: _fp4(e, block.at(run * 16 + 4)),
             0.0,
             head=_small_float(0),
             groups=2,
         ),
-        "NV4_128": Form(
+        "NV4_128": _of_octets(
             lambda e, block, run: _fp4(e, block.at(run * 16 + 12)), 0.0, head=_nv4_scale, groups=2
         ),
-        "Q1_0": Form(_q1_0, 0.0, head=_word, numbers=_half),
+        "Q1_0": _of_octets(_q1_0, 0.0, head=_word, numbers=_half),
         "U4_32": Form(
             lambda e, block, _: _q4(e, block, 4), 128.0, head=_word, numbers=header, minimum=True
         ),
@@ -351,14 +374,14 @@ FORMS = MappingProxyType(
             numbers=two_halves,
             minimum=True,
         ),
-        "A8_32": Form(
+        "A8_32": _of_octets(
             lambda e, block, _: _u8(e, block, 4),
             -128.0,
             head=_word,
             numbers=two_halves,
             minimum=True,
         ),
-        "U8_64": Form(
+        "U8_64": _of_octets(
             lambda e, block, run: _u8(e, block.at(run * RUN), 4),
             -128.0,
             head=_word,
@@ -390,7 +413,7 @@ FORMS = MappingProxyType(
         "Q4_K": Form(_q4_k, 128.0, _scales_4k, minimum=True),
         "Q5_K": Form(_q5_k, 128.0, _scales_4k, minimum=True),
         "Q6_K": Form(_q6_k, 160.0, _scales_6k, groups=2),
-        "IQ4_XS": Form(
+        "IQ4_XS": _of_octets(
             lambda e, block, run: _looked_up(e, block.at(run * 16 + 8), IQ4_VALUES),
             0.0,
             lambda e, block: [factors_x4(e, block).sitofp() * _d(e, block, 0)],

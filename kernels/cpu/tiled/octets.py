@@ -26,7 +26,7 @@ from mtmd.kernels.cpu.native.compile import Cpu, compile_kernel
 from mtmd.kernels.cpu.native.emit import F32, I8, I16, I32, Emitter, Value, Var, scalar_of, vec
 from mtmd.kernels.cpu.native.layouts import madd, quantized
 from mtmd.kernels.cpu.tiled.codes import FORMS, ROWS, RUN
-from mtmd.kernels.cpu.tiled.words import Prepared
+from mtmd.kernels.cpu.tiled.words import Prepared, add_scaled
 
 LIMIT = 127  # of x
 MORE = 128  # what makes x a number without a sign
@@ -136,25 +136,37 @@ def _behind(numbers: Value, rows: Value, steps: Value) -> tuple[Value, Value]:
 
 
 def lay_step(
-    e: Emitter, kind: str, numbers: list[Value], tables: list[Value], at: Value, to: Value
+    e: Emitter,
+    kind: str,
+    blocks: list[Value],
+    run: Value,
+    tables: list[Value],
+    at: Value,
+    to: Value,
 ) -> None:
-    """Store a step: `numbers` are those of `panel`, float32 [16 columns] each, without scales."""
-    codes, center = FORMS[kind], CENTERS[kind]
-    zero, each = codes.zero + center.less, RUN // codes.groups
-    whole = [(number - zero if zero else number).fptosi() for number in numbers]
-    for i in range(0, RUN, FOUR):
-        packed = whole[i] & 255
-        for j in range(1, FOUR - 1):
-            packed = packed | ((whole[i + j] & 255) << (8 * j))
-        packed = packed | (whole[i + FOUR - 1] << 24)
-        e.store(to, packed, i // FOUR * ROWS, align=64)
+    """Store a step: run `run` of the blocks of 16 rows."""
+    codes, center, half = FORMS[kind], CENTERS[kind], ROWS // 2
+    fours = RUN // FOUR // codes.groups
     begins, scales, minima = (CODES_BYTES + 4 * ROWS * codes.groups * n for n in range(3))
+    ones = e.const(vec(I8, FOUR * half), 1)
+    for first in (0, half):
+        rows = [
+            codes.whole(e, block, run, center.less).trunc(I8).bits(vec(I32, half))
+            for block in blocks[first : first + half]
+        ]
+        columns = e.transposed(rows)
+        for i, column in enumerate(columns):
+            e.store(to, column, i * ROWS + first, align=4 * half)
+        for group in range(codes.groups):
+            total = None
+            for column in columns[group * fours : (group + 1) * fours]:
+                both = pairs(e, ones, column.bits(ones.type))
+                total = both if total is None else total + both
+            assert total is not None
+            less = madd(e, total, e.const(total.type, -MORE))
+            e.store(to.at(begins + 4 * (ROWS * group + first)), less, align=4 * half)
     for group in range(codes.groups):
-        total = whole[group * each]
-        for number in whole[group * each + 1 : (group + 1) * each]:
-            total = total + number
         here = to.at(4 * ROWS * group)
-        e.store(here.at(begins), total * -MORE, align=64)
         scale, *minimum = (
             e.load(table, vec(F32, ROWS), (at + group) * ROWS, align=64) for table in tables
         )
@@ -191,13 +203,13 @@ class Octets:
     def multiply(
         self,
         panels: list[Value],
-        sums: list[Value],
+        sums: Callable[[], list[Value]],
         row: Value,
         start: Value,
         stop: Value,
         form: tuple[str, int, int, int],
     ) -> None:
-        """Add some steps to `sums`, float32 [rows, 16] of each of `panels`, `lanes` columns."""
+        """Add some steps to `sums()`, float32 [rows, 16] of each of `panels`, `lanes` columns."""
         e, codes, (_, lanes, each, _) = self.e, self.codes, form
         fours = RUN // FOUR // codes.groups
         with e.loop(start, stop) as step:
@@ -215,7 +227,8 @@ class Octets:
                     once = min(fours, self.center.steps)
                     with e.loop(first, last, once) as at:
                         self._in_16_bits(totals, slots, here, at, once)
-                self._add(totals, here, sums, slots, group)
+                xs, behind = (self.scales, self.sums), CODES_BYTES + 4 * ROWS * codes.groups
+                add_scaled(e, codes, group, here, behind, xs, slots, totals, sums())
 
     def _in_16_bits(
         self, totals: Sums, slots: list[Value], panels: list[Value], first: Value, once: int
@@ -250,26 +263,3 @@ class Octets:
                 for total, w in zip(line, ws, strict=True):
                     last = total.get()
                     total.set(dots(e, x, w, last) if direct else last + pairs(e, x, w))
-
-    def _add(
-        self, totals: Sums, panels: list[Value], sums: list[Value], slots: list[Value], group: int
-    ) -> None:
-        """Scale the sums of a group, and add its minima times the sums of x."""
-        e, codes = self.e, self.codes
-        tables = [
-            CODES_BYTES + 4 * ROWS * ((1 + which) * codes.groups + group)
-            for which in range(1 + codes.minimum)
-        ]
-        for panel, own, line in zip(panels, sums, zip(*totals, strict=True), strict=True):
-            kind = vec(F32, line[0].get().lanes)
-            scale, *minimum = (e.load(panel.at(at), kind, align=4 * kind.count) for at in tables)
-            for i, (total, slot) in enumerate(zip(line, slots, strict=True)):
-                s = e.load(self.scales, F32, slot).splat(kind.count)
-                result = e.load(own, kind, i * ROWS)
-                result = e.fma(total.get().sitofp(), scale * s, result)
-                if minimum:
-                    parts = [group] if codes.groups == 2 else [0, 1]
-                    xs = [e.load(self.sums, F32, slot * 2 + part) for part in parts]
-                    x = xs[0] if len(xs) == 1 else xs[0] + xs[1]
-                    result = e.fma(minimum[0], x.splat(kind.count), result)
-                e.store(own, result, i * ROWS)

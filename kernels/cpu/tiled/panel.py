@@ -92,13 +92,14 @@ def _lay_blocks(
             ahead = rows[0].at(w_bytes * ROWS + run * (ROWS * block.bytes) // runs)
             for line in range(-(-ROWS * block.bytes // runs // 64)):
                 e.prefetch(ahead.at(64 * line), near=2)
-            numbers = _numbers(e, codes, [row.at(here) for row in rows], run % runs)
-            here, at = to.at(run * step), (run - turn) * groups
+            blocks, at = [row.at(here) for row in rows], (run - turn) * groups
+            here = to.at(run * step)
             if form == "octets":
-                octets.lay_step(e, kind, numbers, tables, at, here)
+                octets.lay_step(e, kind, blocks, run % runs, tables, at, here)
             elif form == "words":
-                lay_step(e, codes, numbers, tables, at, here)
+                lay_step(e, codes, blocks, run % runs, tables, at, here)
             else:
+                numbers = _numbers(e, codes, blocks, run % runs)
                 _lay_scaled(e, form, _scaled(e, codes, numbers, tables, at), here)
 
 

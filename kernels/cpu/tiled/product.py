@@ -24,7 +24,7 @@ from mtmd.kernels.cpu.tiled.words import Words, step_bytes
 
 STEP = 32  # rows, columns and numbers at a time
 HALF = 16  # rows at a time where no more are left, and the fewest
-BLOCK = {1: 8, 2: 8, 4: 4}  # steps of numbers, about, by bytes of a number
+BLOCK = {1: 8, 2: 4, 4: 4}  # steps of numbers, about, by bytes of a number
 MAX_COLUMNS = 256
 X, X_ROW, ROWS, WIDTH, W, W_BYTES, COLUMNS, BIAS, OUT, OUT_ROW = range(10)
 PANEL, RUN, RUNS, RESULTS, REST, STEPS, MORE = range(10, 17)
@@ -47,10 +47,15 @@ def panel_of(columns: int, width: int, threads: int, step: int, cache: int) -> i
     """Columns of a panel: as many as so many bytes of cache take, and panels that threads can share
     evenly. `step`: `step_of` the panel.
     """
-    fitting = max(64, min(MAX_COLUMNS, cache * STEP * HALF // (step * width) // STEP * STEP))
-    rounds = -(-columns // (fitting * threads))
+    maximum = fitting(width, step, cache)
+    rounds = -(-columns // (maximum * threads))
     even = -(-columns // (rounds * threads))
-    return min(fitting, max(64, -(-even // STEP) * STEP))
+    return min(maximum, max(64, -(-even // STEP) * STEP))
+
+
+def fitting(width: int, step: int, cache: int) -> int:
+    """Return the columns of a panel that so many bytes of cache take."""
+    return max(64, min(MAX_COLUMNS, cache * STEP * HALF // (step * width) // STEP * STEP))
 
 
 def block_of(width: int, item: int) -> int:
@@ -163,7 +168,7 @@ class Product:
                     ahead = lines.at((STEP + column // STEP * share) * self.x_row, I16)
                     self._tiles(own, lines, b, start, stop, whole, final, ahead, halves)
                 elif self.words is not None:
-                    self._words(self.words, own, row, b, start, stop, halves)
+                    self._words(self.words, column, row, b, start, stop, halves)
                 else:
                     self._vectors(own, xs, stride, b, start, stop, halves)
                 with e.when(final):
@@ -284,7 +289,7 @@ class Product:
     def _words(
         self,
         words: Words | octets.Octets,
-        own: Value,
+        column: Value,
         row: Value,
         b: Value,
         start: Value,
@@ -293,19 +298,28 @@ class Product:
     ) -> None:
         """Some rows of x times two vectors of the panel at a time, as integers."""
         e, (_, lanes, each, columns) = self.e, self.form
+
+        def sums(r: Value, offsets: list[int]) -> list[Value]:
+            # With 16 registers, read again for each step: sums that LLVM knows to be the last
+            # step's wait in other memory, and are stored twice
+            results = e.scratch.at(e.arg(RESULTS)) if lanes == HALF // 2 else self.results
+            own = results.at(column * (STEP * 4))
+            return [
+                own.at((r // HALF * 2 + at // HALF) * 1024 + r % HALF * 64 + at % HALF * 4)
+                for at in offsets
+            ]
+
         with e.when(start.eq(0)), e.loop(0, halves * 2 * HALF) as line:
-            e.store(own, e.f32(0.0, HALF), line * HALF, align=64)
-        with e.loop(0, halves * HALF, each) as r:
-            for first in range(0, STEP, columns * lanes):
-                offsets = [first + c * lanes for c in range(columns)]
-                panels = [
-                    b.at(self.steps * (at // HALF) * self.step).at(at % HALF, F32) for at in offsets
-                ]
-                sums = [
-                    own.at((r // HALF * 2 + at // HALF) * 1024 + r % HALF * 64 + at % HALF * 4)
-                    for at in offsets
-                ]
-                words.multiply(panels, sums, row + r, start, stop, self.form)
+            e.store(sums(e.i64(0), [0])[0], e.f32(0.0, HALF), line * HALF, align=64)
+        for first in range(0, STEP, columns * lanes):
+            offsets = [first + c * lanes for c in range(columns)]
+            panels = [
+                b.at(self.steps * (at // HALF) * self.step).at(at % HALF, F32) for at in offsets
+            ]
+            with e.loop(0, halves * HALF, each) as r:
+                words.multiply(
+                    panels, lambda r=r, a=offsets: sums(r, a), row + r, start, stop, self.form
+                )
 
     # Results ---------------------------------------------------------------------------------
 

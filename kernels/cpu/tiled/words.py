@@ -26,7 +26,7 @@ from mtmd.kernels.cpu.tiled.codes import FORMS, ROWS, RUN
 from mtmd.kernels.cpu.tiled.codes import Form as Codes
 
 LIMIT = 32767  # of x; sums of 32 products with codes of 8 bits stay below 2^31
-UNROLLED = 4  # pairs
+UNROLLED = 2  # pairs
 CODES_BYTES = 2 * RUN * ROWS
 
 
@@ -97,15 +97,18 @@ def _behind(numbers: Value, rows: Value, steps: Value) -> tuple[Value, Value]:
 
 
 def lay_step(
-    e: Emitter, codes: Codes, numbers: list[Value], tables: list[Value], at: Value, to: Value
+    e: Emitter,
+    codes: Codes,
+    blocks: list[Value],
+    run: Value,
+    tables: list[Value],
+    at: Value,
+    to: Value,
 ) -> None:
-    """Store a step: `numbers` are those of `panel`, float32 [16 columns] each, without scales."""
-    for i in range(0, RUN, 2):
-        low, high = (
-            (number - codes.zero if codes.zero else number).fptosi()
-            for number in numbers[i : i + 2]
-        )
-        e.store(to, (low & 0xFFFF) | (high << 16), i // 2 * ROWS, align=64)
+    """Store a step: run `run` of the blocks of 16 rows."""
+    pairs = [codes.whole(e, block, run).bits(vec(I32, ROWS)) for block in blocks]
+    for i, pair in enumerate(e.transposed(pairs)):
+        e.store(to, pair, i * ROWS, align=64)
     for which, table in enumerate(tables):
         for group in range(codes.groups):
             scale = e.load(table, vec(F32, ROWS), (at + group) * ROWS, align=64)
@@ -124,13 +127,13 @@ class Words:
     def multiply(
         self,
         panels: list[Value],
-        sums: list[Value],
+        sums: Callable[[], list[Value]],
         row: Value,
         start: Value,
         stop: Value,
         form: tuple[str, int, int, int],
     ) -> None:
-        """Add some steps to `sums`, float32 [rows, 16] of each of `panels`, `lanes` columns."""
+        """Add some steps to `sums()`, float32 [rows, 16] of each of `panels`, `lanes` columns."""
         e, codes, (_, lanes, each, _) = self.e, self.codes, form
         pairs = RUN // 2 // codes.groups
         with e.loop(start, stop) as step:
@@ -155,32 +158,41 @@ class Words:
                             x = x.splat(lanes).bits(vec(I16, 2 * lanes))
                             for total, w in zip(line, ws, strict=True):
                                 total.set(total.get() + madd(e, w, x))
-                self._add(totals, here, sums, slots, group)
+                xs = self.scales, self.sums
+                add_scaled(e, codes, group, here, CODES_BYTES, xs, slots, totals, sums())
 
-    def _add(
-        self,
-        totals: list[list[Var]],
-        panels: list[Value],
-        sums: list[Value],
-        slots: list[Value],
-        group: int,
-    ) -> None:
-        """Scale the sums of a group, and add its minima times the sums of x."""
-        e, codes = self.e, self.codes
-        tables = [
-            CODES_BYTES + 4 * ROWS * (which * codes.groups + group)
-            for which in range(1 + codes.minimum)
-        ]
-        for panel, own, line in zip(panels, sums, zip(*totals, strict=True), strict=True):
-            kind = vec(F32, line[0].get().lanes)
-            scale, *minimum = (e.load(panel.at(at), kind, align=4 * kind.count) for at in tables)
-            for i, (total, slot) in enumerate(zip(line, slots, strict=True)):
-                s = e.load(self.scales, F32, slot).splat(kind.count)
-                result = e.load(own, kind, i * ROWS)
-                result = e.fma(total.get().sitofp(), scale * s, result)
-                if minimum:
-                    parts = [group] if codes.groups == 2 else [0, 1]
-                    xs = [e.load(self.sums, F32, slot * 2 + part) for part in parts]
-                    x = xs[0] if len(xs) == 1 else xs[0] + xs[1]
-                    result = e.fma(minimum[0], x.splat(kind.count), result)
-                e.store(own, result, i * ROWS)
+
+def add_scaled(
+    e: Emitter,
+    codes: Codes,
+    group: int,
+    panels: list[Value],
+    factors_at: int,
+    xs: tuple[Value, Value],
+    slots: list[Value],
+    totals: list[list[Var]],
+    sums: list[Value],
+) -> None:
+    """Add to `sums` a group's integers [row, panel], scaled, and its minima times the sums of x.
+    Factors begin `factors_at` bytes behind a step of a panel; `xs` are scales of x and its sums.
+    """
+    kind = vec(F32, totals[0][0].get().lanes)
+    locations = [
+        factors_at + 4 * ROWS * (which * codes.groups + group) for which in range(1 + codes.minimum)
+    ]
+    factors = [
+        [e.load(panel.at(at), kind, align=4 * kind.count) for at in locations] for panel in panels
+    ]
+    for i, (line, slot) in enumerate(zip(totals, slots, strict=True)):
+        s = e.load(xs[0], F32, slot).splat(kind.count)
+        x = None
+        if codes.minimum:
+            both = [group] if codes.groups == 2 else [0, 1]
+            parts = [e.load(xs[1], F32, slot * 2 + n) for n in both]
+            x = (parts[0] if len(parts) == 1 else parts[0] + parts[1]).splat(kind.count)
+        for total, (scale, *minimum), own in zip(line, factors, sums, strict=True):
+            result = e.load(own, kind, i * ROWS)
+            result = e.fma(total.get().sitofp(), scale * s, result)
+            if x is not None:
+                result = e.fma(minimum[0], x, result)
+            e.store(own, result, i * ROWS)

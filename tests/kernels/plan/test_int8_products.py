@@ -65,6 +65,27 @@ def test_what_is_rounded_is_reported() -> None:
 
 
 @needs_it
+def test_weights_that_16_bits_multiply_as_fast_are_read_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(octets, "_has_dots", lambda _: False)
+    with (
+        load("demo", threads=1, weights="Q8_0", dtype="fp32") as plain,
+        load("demo", threads=1, weights="Q8_0", dtype="fp32", activations="int8") as same,
+    ):
+        graph = same.runner.graph(BatchShape(1))
+        products = sum(1 for node in toposort(*graph) if node.op == "matmul")
+        assert int8_products.count(graph) == 0
+        assert 0 < int8_products.count_as_fast(graph) < products
+        assert torch.equal(read(plain.runner, 60), read(same.runner, 60))
+        told = str(same.warmup_report)
+        assert f"activations: int8 in 0 of the decoder's {products} products" in told
+        assert f"16 bits in {int8_products.count_as_fast(graph)} products" in told
+        receipt = same.answer(PICTURE, "How many?", max_tokens=2).receipt
+        assert receipt.activations == "auto" and "activations" not in str(receipt)
+
+
+@needs_it
 @pytest.mark.parametrize("shape", [(40, 96), (3, 20, 96), (1, 25, 96)])
 def test_x_of_several_ranks(shape: tuple[int, ...]) -> None:
     x, w = torch.randn(shape), random_blocks("Q4_0", 37, 96)
