@@ -25,6 +25,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from llvmlite import ir
+
 from mtmd.kernels.cpu.native.compile import compile_kernel
 from mtmd.kernels.cpu.native.emit import F32, I8, I16, I32, SIZES, Emitter, Value, Var, vec
 from mtmd.kernels.cpu.native.layouts import LANES, SUMS, Layout, madd, prepare, sums_of
@@ -40,6 +42,7 @@ CHUNK_BYTES = 32 << 10  # of weight that a thread takes at a time: a few microse
 AHEAD = 8 << 10  # bytes that are asked for before they are read, of all runs
 RUNS = 4  # read side by side by one row of x
 STEP = 16  # values of a floating-point weight at a time
+HALF = SUMS // 2  # 32-bit numbers of a register of AVX2
 FINISHED = 4  # rows of the weight whose sums are added up at once
 
 
@@ -242,6 +245,10 @@ def _part(
                     totals[m][r] = add(totals[m][r], numbers, here)
     else:  # all integers of a few rows first, then one row of x after the other
         unpacked = [[next(term.vectors) for _ in indices] for term in terms]
+        if e.has("avx2") and not e.has("avx512f") and not layout.real:
+            for first in range(0, SUMS, HALF):
+                _half(e, layout, part, first, terms, unpacked, xs, sums)
+            return
         totals = []
     for m, x in enumerate(xs):
         if len(xs) <= 2:
@@ -266,6 +273,53 @@ def _part(
             if extra is not None and term.minima:
                 result = e.fma(term.minima[part], extra, result)
             sums[m][r].set(result)
+
+
+def _half(
+    e: Emitter,
+    layout: Layout,
+    part: int,
+    first: int,
+    terms: list[Terms],
+    unpacked: list[list[Value]],
+    xs: list[Value],
+    sums: list[list[Var]],
+) -> None:
+    """Do what `_part` does for the lanes of one register of AVX2 from `first` on: so the integers
+    of the weights stay in its 16 registers while rows of x pass.
+    """
+    lanes = range(first, first + HALF)
+    wide, real = vec(I16, 2 * HALF), vec(F32, HALF)
+    weights = [
+        [vector.shuffle(range(2 * first, 2 * (first + HALF))) for vector in vectors]
+        for vectors in unpacked
+    ]
+    factors = [term.scales[part].shuffle(lanes) for term in terms]
+    minima = [term.minima[part].shuffle(lanes) if term.minima else None for term in terms]
+    for x, line in zip(xs, sums, strict=True):
+
+        def load(at: int, kind: ir.Type, x: Value = x) -> Value:
+            return e.load(x.at(at), kind, first, align=32)
+
+        begin = load(layout.extra_at(part), vec(I32, HALF)) if layout.zero else None
+        totals = [begin for _ in terms]
+        for i in range(layout.each):
+            here = e.load(x, wide, (part * layout.each + i) * LANES + 2 * first, align=32)
+            for r, vectors in enumerate(weights):
+                product, total = madd(e, vectors[i], here), totals[r]
+                totals[r] = product if total is None else total + product
+        scale = load(layout.scale_at(part), real)
+        extra = load(layout.extra_at(part), real) if layout.lane or layout.run else None
+        for total, factor, minimum, own in zip(totals, factors, minima, line, strict=True):
+            assert total is not None
+            whole = own.get()
+            result = e.fma(total.sitofp(), factor * scale, whole.shuffle(lanes))
+            if extra is not None and minimum is not None:
+                result = e.fma(minimum, extra, result)
+            low, high = (result, whole.shuffle(range(HALF, SUMS)))
+            if first:
+                low, high = whole.shuffle(range(HALF)), result
+            own.set(low.concat(high))
 
 
 class Args:
