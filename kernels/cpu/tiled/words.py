@@ -26,7 +26,7 @@ from mtmd.kernels.cpu.tiled.codes import FORMS, ROWS, RUN
 from mtmd.kernels.cpu.tiled.codes import Form as Codes
 
 LIMIT = 32767  # of x; sums of 32 products with codes of 8 bits stay below 2^31
-UNROLLED = 2  # pairs
+UNROLLED = {8: 2, 16: 4}  # pairs, by lanes
 CODES_BYTES = 2 * RUN * ROWS
 
 
@@ -144,8 +144,8 @@ class Words:
                     [e.var(vec(I32, lanes), e.const(vec(I32, lanes), 0)) for _ in panels]
                     for _ in range(each)
                 ]
-                with e.loop(group * pairs, (group + 1) * pairs, UNROLLED) as first:
-                    for pair in range(UNROLLED):
+                with e.loop(group * pairs, (group + 1) * pairs, UNROLLED[lanes]) as first:
+                    for pair in range(UNROLLED[lanes]):
                         at = first + pair
                         ws = [
                             e.load(p, vec(I32, lanes), at * ROWS, align=4 * lanes).bits(
