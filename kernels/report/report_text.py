@@ -87,8 +87,8 @@ def _activations(report: WarmupFacts) -> Iterator[str]:
         )
         if facts.as_fast:
             yield (
-                f"activations: 16 bits in {facts.as_fast} products, whose weights have 8 bits: this "
-                "CPU multiplies them as fast so"
+                f"activations: 16 bits in {facts.as_fast} products, whose weights have 8 bits: "
+                "this CPU multiplies them as fast so"
             )
         yield ""
 

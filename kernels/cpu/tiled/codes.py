@@ -14,7 +14,7 @@ first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -201,7 +201,7 @@ def _of_octets(
 ) -> Form:
     """A form whose codes are signed bytes."""
     codes = lambda e, block, run: _signed(octets(e, block, run))  # noqa: E731
-    return Form(codes, zero, *args, octets=octets, **kwargs)
+    return replace(Form(codes, zero, *args, **kwargs), octets=octets)
 
 
 def _q1_0(e: Emitter, block: Value, run: Value) -> Value:

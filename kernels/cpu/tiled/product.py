@@ -16,6 +16,8 @@ or float32 (for x in float32, too); in 16-bit integers in place of float32 (`wor
 
 from __future__ import annotations
 
+from functools import partial
+
 from mtmd.kernels.cpu.native.emit import F32, I16, I32, Emitter, Value, vec
 from mtmd.kernels.cpu.tiled import octets
 from mtmd.kernels.cpu.tiled.activation import activated
@@ -317,9 +319,8 @@ class Product:
                 b.at(self.steps * (at // HALF) * self.step).at(at % HALF, F32) for at in offsets
             ]
             with e.loop(0, halves * HALF, each) as r:
-                words.multiply(
-                    panels, lambda r=r, a=offsets: sums(r, a), row + r, start, stop, self.form
-                )
+                own = partial(sums, r, offsets)
+                words.multiply(panels, own, row + r, start, stop, self.form)
 
     # Results ---------------------------------------------------------------------------------
 
