@@ -83,8 +83,8 @@ class Form:
 
     @property
     def row_groups(self) -> tuple[tuple[int, int, int], ...]:
-        """Where groups of rows whose scores are computed at once begin and end, and their size.
-        With the 16 registers of AVX2, 12 sums hide what a product takes, where 8 just would.
+        """Return where groups of rows whose scores are computed at once begin and end, and their
+        size. With the 16 registers of AVX2, 12 sums hide what a product takes, where 8 just would.
         """
         if self.kind == "single" and self.lanes == 8:
             return (0, 24, 6), (24, STEP, 4)
@@ -92,7 +92,7 @@ class Form:
 
     @property
     def value_columns(self) -> int:
-        """Vectors of values that are added up at once: with AVX2, 12 sums, too."""
+        """Return the vectors of values that are added up at once: with AVX2, 12 sums, too."""
         return 3 if self.kind == "single" and self.lanes == 8 else self.columns
 
     @property
