@@ -100,14 +100,29 @@ def test_threads_share_a_weight_and_its_rows_without_changing_the_product(rows, 
     monkeypatch.setattr(many_rows, "SHARE", 1 << 20)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert quant_matmul._shares(101 * 512) == 3
-    assert many_rows._shares(600, 512, 101, 4, many_rows.SHARE) == (
-        64,
-        320,
-        4,
-    )  # two panels, two runs
+    floats = ("single", 8, 4, 2)
+    two_by_two = many_rows._shares(600, 512, 101, floats, 4, many_rows.SHARE)
+    assert two_by_two == (64, 320, 4), "two panels, two runs"
     torch.testing.assert_close(
         quant_matmul.quant_matmul(x, w, quant="Q6_K"), whole, rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "threads", "expected"),
+    [
+        (256, 576, 2, (96, 256, 6)),  # three panels each
+        (256, 3072, 2, (128, 256, 24)),
+        (600, 101, 3, (32, 224, 12)),  # four panels in three runs
+        (17, 192, 2, (96, 32, 2)),
+    ],
+)
+def test_panels_of_integers_are_shared_evenly(rows, columns, threads, expected):
+    assert many_rows._even_shares(rows, columns, threads, 160) == expected
+
+
+def test_so_many_panels_that_threads_claim_several_at_once_are_shared_as_others_are():
+    assert many_rows._even_shares(256, 151936, 2, 160) is None
 
 
 @pytest.mark.parametrize("dtype", NMSE, ids=str)
