@@ -26,7 +26,7 @@ from mtmd.kernels.cpu.tiled.words import Words, step_bytes
 
 STEP = 32  # rows, columns and numbers at a time
 HALF = 16  # rows at a time where no more are left, and the fewest
-BLOCK = {1: 8, 2: 4, 4: 4}  # steps of numbers, about, by bytes of a number
+BLOCK = {1: 8, 2: 8, 4: 4}  # steps of numbers, about, by bytes of a number
 MAX_COLUMNS = 256
 X, X_ROW, ROWS, WIDTH, W, W_BYTES, COLUMNS, BIAS, OUT, OUT_ROW = range(10)
 PANEL, RUN, RUNS, RESULTS, REST, STEPS, MORE = range(10, 17)
