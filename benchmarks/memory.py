@@ -1,35 +1,36 @@
-"""Predicted against measured peak memory of one encode, flash attention on and off; Gemma 3's 896
-px tower with fewer layers.
+"""Predicted against measured peak memory of one encode: published towers with fewer layers.
 
     python benchmarks/memory.py
 
-    both forms, each in a process of its own, and the ratios
-    python benchmarks/memory.py --form flash    one form, as JSON
+    Gemma 3's 896 px tower with flash attention on and off, each in a process of its own
+    python benchmarks/memory.py --tower all     every tower, with flash attention
+    python benchmarks/memory.py --tower NAME --form flash    one of them, as JSON
 
-Measured is the rise of the process's peak resident size (VmHWM) over its size just before the run;
-Linux only.
+Measured is the rise of the process's peak resident size (VmHWM) over its size just before the run,
+less the pages of files among it, which the system takes away and reads again; Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from mtmd.clip.blocks import VitParams
+from mtmd.bench.random_weights import RandomFile
 from mtmd.clip.encoder import Encoder
-from mtmd.clip.families.gemma3 import Gemma3Vision
-from mtmd.clip.image.pixels import Normalize
-from mtmd.clip.resolution.fixed_square import FixedSquare
+from mtmd.clip.family import vision_family
 from mtmd.kernels.backends import backends_for
-from mtmd.kernels.graph import Type
+from mtmd.kernels.checkpoint.canonical import CanonicalWeights
+from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.plan.executor import Executor
-from mtmd.kernels.plan.scheduler import Plan
 
 # glibc keeps freed blocks below a threshold that moves; pinned, what is freed is given back and the
 # peak is the program's own.
@@ -40,68 +41,143 @@ ENVIRONMENT = {
 }
 
 
-class RandomWeights:
-    """A `WeightSource` of noise in the shapes a family asks for."""
-
-    def __init__(self, family: Gemma3Vision):
-        self.shapes = {name: p.shape for name, p in family.parameters().items()}
-
-    def type_of(self, name: str, dtype: torch.dtype) -> Type:
-        return Type.contiguous(self.shapes[name], dtype)
-
-    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        shape = self.shapes[name]
-        return torch.randn(shape).mul_(shape[-1] ** -0.5 if len(shape) > 1 else 1).to(dtype)
-
-    def quant(self, name: str) -> str | None:  # noqa: ARG002
-        return None
-
-    def order(self, name: str) -> str | None:  # noqa: ARG002
-        return None
-
-
-def tower(layers: int, image_size: int = 896) -> Gemma3Vision:
-    """The published Gemma 3 4B tower: 4,096 patches, 16 heads of 72."""
-    vit = VitParams(layers, 1152, 4304, 16, 1e-6, "tanh")
-    square = FixedSquare(
-        side=image_size,
-        tokens=(image_size // 56) ** 2,
-        normalize=Normalize((0.5,) * 3, (0.5,) * 3, 1 / 255),
-        resample="bilinear",
-        edge=image_size,
-    )
-    return Gemma3Vision(vit=vit, patch=14, text_width=2560, resolution=square)
+PAGE = (1568, 1120)  # pixels of a page, where pictures come in their own size
+SIGLIP = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 2,
+    "patch_size": 14,
+}
+BART = {
+    "model_type": "bart",
+    "d_model": 768,
+    "decoder_attention_heads": 12,
+    "decoder_ffn_dim": 3072,
+    "decoder_layers": 6,
+    "encoder_attention_heads": 12,
+    "encoder_ffn_dim": 3072,
+    "encoder_layers": 6,
+    "vocab_size": 51328,
+}
+SAM = {
+    "width": 768,
+    "layers": 3,
+    "heads": 12,
+    "downsample_channels": [512, 1024],
+    "global_attn_indexes": [2],
+}
+CLIP = {"width": 1024, "layers": 2, "heads": 16, "image_size": 224, "patch_size": 14}
 
 
-def measure(form: str, layers: int, dtype: torch.dtype) -> dict[str, float]:
+@dataclass(frozen=True)
+class Tower:
+    """A model's type, what config.json and the image processor's settings say, and the pixels of a
+    tile where the settings do not.
+    """
+
+    kind: str
+    config: dict[str, Any]
+    image: dict[str, Any] = field(default_factory=dict)
+    size: tuple[int, int] | None = None
+
+
+TOWERS = {
+    "gemma-3": Tower(
+        "gemma3",
+        {
+            "vision_config": SIGLIP | {"image_size": 896},
+            "text_config": {"hidden_size": 2560},
+            "mm_tokens_per_image": 256,
+        },
+        {"size": 896},
+    ),
+    "gemma-3n": Tower("gemma3n", {"text_config": {"hidden_size": 2048}}, {"do_normalize": False}),
+    "florence-2": Tower(
+        "florence2",
+        {
+            "image_token_id": 51289,
+            "vision_config": {"projection_dim": 768, "depths": [1, 1, 1, 1]},
+            "text_config": BART,
+        },
+        {"size": {"height": 768, "width": 768}, "do_center_crop": False, "resample": 3},
+    ),
+    "deepseek-ocr": Tower(
+        "deepseek_vl_v2",
+        {
+            "vision_config": {
+                "image_size": 1024,
+                "width": {"sam_vit_b": SAM, "clip-l-14-224": CLIP},
+            },
+            "language_config": {"hidden_size": 1280},
+            "projector_config": {"projector_type": "linear"},
+        },
+        size=(1024, 1024),
+    ),
+    "glm-ocr": Tower(
+        "glm_ocr",
+        {
+            "vision_config": {
+                "model_type": "glm_ocr_vision",
+                "hidden_size": 1024,
+                "num_heads": 16,
+                "depth": 2,
+                "intermediate_size": 4096,
+                "out_hidden_size": 1536,
+            },
+            "text_config": {"hidden_size": 1536},
+        },
+        size=PAGE,
+    ),
+    "paddleocr-vl": Tower(
+        "paddleocr_vl", {"vision_config": SIGLIP, "text_config": {"hidden_size": 1024}}, size=PAGE
+    ),
+    "ernie-4.5-vl": Tower(
+        "ernie4_5_vl_moe",
+        {"vision_config": {"depth": 2}, "text_config": {"hidden_size": 2560}},
+        size=PAGE,
+    ),
+    "video-llama-3": Tower(
+        "video_llama_3", {"vision_config": SIGLIP, "text_config": {"hidden_size": 2048}}, size=PAGE
+    ),
+    "aria": Tower(
+        "aria",
+        {"vision_config": SIGLIP | {"image_size": 980}, "text_config": {"hidden_size": 2560}},
+        {"max_image_size": 980},
+    ),
+}
+
+
+def measure(name: str, form: str, dtype: torch.dtype) -> dict[str, float]:
     """Bytes, predicted and measured, of one encode beyond weights."""
-    # A smaller run first, which loads and compiles the code that the measured one needs.
-    prepare(form, tower(1, 448), dtype)[1].run(torch.zeros(1, 3, 448, 448, dtype=dtype))
-    family = tower(layers)
-    plan, executor = prepare(form, family, dtype)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before = _status("VmRSS")
-    executor.run(torch.empty(1, *family.resolution.tile_type().shape, dtype=dtype).uniform_(-1, 1))
-    measured = _status("VmHWM") - before  # predicting loads torch's compiler, so it comes after
-    return {"predicted": plan.compute_bytes["cpu"], "measured": measured}
-
-
-def prepare(form: str, family: Gemma3Vision, dtype: torch.dtype) -> tuple[Plan, Executor]:
-    """Planned, with its weights in memory."""
+    tower = TOWERS[name]
+    config = Settings({"model_type": tower.kind} | tower.config, name)
+    family = vision_family(tower.kind, config, Settings(tower.image, name))
+    kind = "F32" if dtype == torch.float32 else "BF16"
+    parameters = family.parameters()
     encoder = Encoder(
         family,
-        RandomWeights(family),
+        CanonicalWeights(RandomFile(parameters, lambda *_: kind), parameters, name),
         backends_for("cpu"),
         dtype=dtype,
         flash_attn="on" if form == "flash" else "off",
     )
-    plan = encoder.plan(1, family.resolution.tile_type().shape)
-    return plan, Executor(plan, encoder.residency)
+    shape = (3, *tower.size) if tower.size else family.resolution.tile_type().shape
+    plan = encoder.plan(1, shape)
+    executor = Executor(plan, encoder.residency)
+    tile = torch.empty(1, *shape, dtype=dtype).uniform_(-1, 1)
+    executor.run(tile)  # loads and compiles the code that the measured run needs
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = _status("RssAnon")
+    executor.run(tile)
+    measured = _status("VmHWM") - _status("RssFile") - before
+    return {"predicted": plan.compute_bytes["cpu"], "measured": measured}
 
 
-def run(form: str, layers: int = 2, dtype: str = "fp32") -> dict[str, float]:
+def run(name: str, form: str = "flash", dtype: str = "fp32") -> dict[str, float]:
     """`measure` in a fresh process."""
-    command = [sys.executable, __file__, "--form", form, "--layers", str(layers), "--dtype", dtype]
+    command = [sys.executable, __file__, "--tower", name, "--form", form, "--dtype", dtype]
     result = subprocess.run(
         command, env=os.environ | ENVIRONMENT, check=True, capture_output=True, text=True
     )
@@ -118,33 +194,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--tower", choices=(*TOWERS, "all"), default="gemma-3")
     parser.add_argument("--form", choices=("flash", "explicit"))
-    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     args = parser.parse_args()
-    if args.form:
-        print(
-            json.dumps(
-                measure(
-                    args.form,
-                    args.layers,
-                    {"fp32": torch.float32, "bf16": torch.bfloat16}[args.dtype],
-                )
-            )
-        )
+    if args.form and args.tower != "all":
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[args.dtype]
+        print(json.dumps(measure(args.tower, args.form, dtype)))
         return
-    results = {form: run(form, args.layers, args.dtype) for form in ("flash", "explicit")}
-    for form, r in results.items():
-        print(
-            f"{form:<9} predicted {r['predicted'] / 2**20:8.1f} MiB  measured "
-            f"{r['measured'] / 2**20:8.1f} MiB  "
-            f"ratio {r['predicted'] / r['measured']:.3f}"
-        )
-    print(
-        "explicit / flash: predicted "
-        f"{results['explicit']['predicted'] / results['flash']['predicted']:.1f}, "
-        f"measured {results['explicit']['measured'] / results['flash']['measured']:.1f}"
-    )
+    forms = ("flash",) if args.tower == "all" else ("flash", "explicit")
+    for name in TOWERS if args.tower == "all" else (args.tower,):
+        for form in forms:
+            r = run(name, form, args.dtype)
+            print(
+                f"{name:<14} {form:<9} predicted {r['predicted'] / 2**20:8.1f} MiB  measured "
+                f"{r['measured'] / 2**20:8.1f} MiB  ratio {r['predicted'] / r['measured']:.3f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

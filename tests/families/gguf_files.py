@@ -451,6 +451,26 @@ def glma_projector(folder: Path, path: Path) -> None:
     )
 
 
+def gemma3n_eyes(tensors: Mapping[str, np.ndarray]) -> Tensors:
+    """conversion/gemma.py's Gemma3nVisionAudioModel, of the eyes: blocks under names of their own,
+    numbers of channels as a picture of one cell.
+    """
+    blocks, others = "model.vision_tower.timm_model.blocks.", {}
+    result: Tensors = {}
+    for name, tensor in tensors.items():
+        if name.startswith(blocks):
+            result[f"v.blk.{name.removeprefix(blocks)}"] = tensor
+        elif name.startswith(("model.embed_vision.", "model.vision_tower.")):
+            others[name] = tensor
+    result |= named(others, gguf.MODEL_ARCH.MMPROJ, 8)
+    return {
+        name: tensor[None, :, None, None]
+        if name.endswith(("conv_stem.conv.bias", "layer_scale.gamma"))
+        else tensor
+        for name, tensor in result.items()
+    }
+
+
 def moondream_files(folder: Path, out: Path) -> tuple[Path, Path]:
     """Decoder and projector as the script of Moondream's authors wrote them (github.com/vikhyat/
     moondream, create_gguf.py, April 2024); a projection that reads the whole twice is one that
