@@ -18,9 +18,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -104,15 +103,14 @@ MOBILE = [
 CLIP = {"width": 1024, "layers": 2, "heads": 16, "image_size": 224, "patch_size": 14}
 
 
-@dataclass(frozen=True)
-class Tower:
+class Tower(NamedTuple):
     """A model's type, what config.json and the image processor's settings say, and the pixels of a
     tile where the settings do not.
     """
 
     kind: str
     config: dict[str, Any]
-    image: dict[str, Any] = field(default_factory=dict)
+    image: dict[str, Any]
     size: tuple[int, int] | None = None
 
 
@@ -153,7 +151,8 @@ TOWERS = {
             "language_config": {"hidden_size": 1280},
             "projector_config": {"projector_type": "linear"},
         },
-        size=(1024, 1024),
+        {},
+        (1024, 1024),
     ),
     "glm-ocr": Tower(
         "glm_ocr",
@@ -168,18 +167,20 @@ TOWERS = {
             },
             "text_config": {"hidden_size": 1536},
         },
-        size=PAGE,
+        {},
+        PAGE,
     ),
     "paddleocr-vl": Tower(
-        "paddleocr_vl", {"vision_config": SIGLIP, "text_config": {"hidden_size": 1024}}, size=PAGE
+        "paddleocr_vl", {"vision_config": SIGLIP, "text_config": {"hidden_size": 1024}}, {}, PAGE
     ),
     "ernie-4.5-vl": Tower(
         "ernie4_5_vl_moe",
         {"vision_config": {"depth": 2}, "text_config": {"hidden_size": 2560}},
-        size=PAGE,
+        {},
+        PAGE,
     ),
     "video-llama-3": Tower(
-        "video_llama_3", {"vision_config": SIGLIP, "text_config": {"hidden_size": 2048}}, size=PAGE
+        "video_llama_3", {"vision_config": SIGLIP, "text_config": {"hidden_size": 2048}}, {}, PAGE
     ),
     "aria": Tower(
         "aria",
