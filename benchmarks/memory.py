@@ -46,7 +46,7 @@ SIGLIP = {
     "hidden_size": 1152,
     "intermediate_size": 4304,
     "num_attention_heads": 16,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "patch_size": 14,
 }
 BART = {
