@@ -20,7 +20,7 @@ SPARE_STATES, SPARE_PAGES = 2, 3  # that no sequence of the batch has
 BY_ROWS = (
     *("add", "mul", "scale", "clamp", "cast", "gelu", "silu", "relu", "sigmoid", "softplus"),
     *("gelu_mul", "silu_mul", "softcap", "rms_norm", "layer_norm", "l2_norm"),
-    *("add_norm", "add_layer_norm", "sigmoid_gate"),
+    *("add_norm", "add_layer_norm", "gaussian_topk", "sigmoid_gate"),
     *("matmul", "matmul_gelu", "matmul_gated"),
 )
 Named = Mapping[str, "Type | None"]

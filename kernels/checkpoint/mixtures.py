@@ -69,7 +69,7 @@ TABLES = ("token_embd.weight", "per_layer_token_embd.weight")
 # Small, or read by ops that take plain numbers.
 _UNQUANTIZED = re.compile(
     r"_norm\.weight|ffn_gate_inp\.weight|per_layer_model_proj|ssm_conv1d|shortconv\.conv\.weight"
-    r"|\.position_embd|\.patch_embd|\.patch_merger|sam\.(pos_embd|neck|net_)|attn\.pos_[hw]"
+    r"|altup_|laurel_|\.position_embd|\.patch_embd|\.patch_merger|sam\.(pos_embd|neck|net_)|attn\.pos_[hw]"
 )
 _NOT_IN_BLOCKS = re.compile(r"\.resample_query")  # of the mixture's type where that is plain
 _PART = re.compile(r"blk\.(\d+)\.(attn_(?:qkv|q|k|v|output)|ffn_(?:down|up|gate))")

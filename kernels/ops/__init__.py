@@ -45,14 +45,17 @@ from mtmd.kernels.ops.image import (
     unshuffle,
     windows,
 )
-from mtmd.kernels.ops.matmul import head_matmul, lora, matmul, matmul_gated, matmul_gelu
+from mtmd.kernels.ops.matmul import add_mixed, head_matmul, lora, matmul, matmul_gated, matmul_gelu
 from mtmd.kernels.ops.moe import Routing, moe
 from mtmd.kernels.ops.norm import (
     add_layer_norm,
     add_norm,
+    cumulative_norm,
     gated_norm,
+    gaussian_topk,
     l2_norm,
     layer_norm,
+    match_magnitude,
     rms_norm,
 )
 from mtmd.kernels.ops.op import OPS, Op
@@ -67,6 +70,7 @@ __all__ = [
     "Routing",
     "add",
     "add_layer_norm",
+    "add_mixed",
     "add_norm",
     "add_rows",
     "all_gather",
@@ -81,12 +85,14 @@ __all__ = [
     "columns",
     "concat",
     "conv2d",
+    "cumulative_norm",
     "delta_gates",
     "embed",
     "embed_part",
     "from_windows",
     "gated_norm",
     "gather_pages",
+    "gaussian_topk",
     "gelu",
     "gelu_mul",
     "half",
@@ -97,6 +103,7 @@ __all__ = [
     "layer_norm",
     "linear_attention",
     "lora",
+    "match_magnitude",
     "matmul",
     "matmul_gated",
     "matmul_gelu",

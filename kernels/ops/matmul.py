@@ -188,3 +188,25 @@ def head_matmul(x: Tensor, w: Tensor, *, turned: bool = False, quant: str | None
     if quant is not None:
         w = dequantize(w, quant).to(x.dtype)
     return torch.bmm(heads, w if turned else w.transpose(1, 2)).transpose(0, 1).contiguous()
+
+
+def _mixed_shape(base: Type, x: Type, weights: Type) -> Type:
+    need_floats(base, x, weights)
+    three = len(base.shape) == len(x.shape) == len(weights.shape) == 3
+    need(
+        three
+        and base.shape[::2] == x.shape[::2]
+        and weights.shape == (base.shape[0], base.shape[1], x.shape[1]),
+        f"base {list(base.shape)}, x {list(x.shape)}, weights {list(weights.shape)}",
+    )
+    need(base.dtype == x.dtype == weights.dtype, f"base {base}, x {x}, weights {weights}")
+    return Type.contiguous(base.shape, base.dtype)
+
+
+@op(shape=_mixed_shape, flops=lambda n: 2 * n.type.count * n.inputs[1].shape[1])  # type: ignore[union-attr]
+def add_mixed(base: Tensor, x: Tensor, weights: Tensor) -> Tensor:
+    """base + weights x: the streams of each token mixed by numbers of its own
+
+    base [T, M, D], x [T, N, D], weights [T, M, N] -> [T, M, D], contiguous; arXiv:2301.13310
+    """
+    return torch.baddbmm(base, weights, x).contiguous()

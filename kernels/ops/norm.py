@@ -41,6 +41,64 @@ def layer_norm(x: Tensor, w: Tensor, b: Tensor | None = None, *, eps: float) -> 
     return F.layer_norm(x, x.shape[-1:], w, b, eps)
 
 
+def _magnitude_shape(y: Type, x: Type, *, floor: float) -> Type | None:  # noqa: ARG001
+    fits = len(x.shape) == len(y.shape) and all(
+        n in (1, m) for n, m in zip(x.shape[:-1], y.shape[:-1], strict=True)
+    )
+    need(fits and x.dtype == y.dtype, f"y is {y}, x {x}: expected a row of x for each of y")
+    return same_as_first(y, x)
+
+
+@op(shape=_magnitude_shape, flops=lambda n: 6 * n.type.count)
+def match_magnitude(y: Tensor, x: Tensor, *, floor: float) -> Tensor:
+    """y * sqrt(mean(x^2) / max(mean(y^2), floor))
+
+    y [..., N, D], x [..., N or 1, D]; transformers' Gemma 3n
+    """
+    values = y.float()
+    expected = x.float().square().mean(-1, keepdim=True).sqrt()
+    actual = values.square().mean(-1, keepdim=True).clamp(min=floor).sqrt()
+    return (values * expected / actual).to(y.dtype)
+
+
+@op(shape=same_as_first, flops=lambda n: 6 * n.type.count)
+def gaussian_topk(x: Tensor, *, deviations: float) -> Tensor:
+    """max(x - mean - deviations * std, 0): what is left of the largest values of a row, as many as
+    a normal distribution has above so many deviations
+
+    x [..., D]; arXiv:2506.06644
+    """
+    values = x.float()
+    deviation, mean = torch.std_mean(values, -1, correction=0, keepdim=True)
+    return (values - (mean + deviation * deviations)).relu_().to(x.dtype)
+
+
+def _cumulative_shape(x: Type, w: Type, *, eps: float) -> Type:  # noqa: ARG001
+    need_floats(x, w)
+    need(
+        len(x.shape) == 3 and len(w.shape) == 1 and w.shape[0] > 0 and x.shape[2] % w.shape[0] == 0,
+        f"x {list(x.shape)} does not have the {list(w.shape)} channels of w",
+    )
+    return Type.contiguous(x.shape, x.dtype)
+
+
+@op(shape=_cumulative_shape, flops=lambda n: 7 * n.type.count)
+def cumulative_norm(x: Tensor, w: Tensor, *, eps: float) -> Tensor:
+    """(x - mean) * rsqrt(var + eps) * w, where the mean of a row is that of all values up to its
+    end, and the variance the mean square of what is left of these values without it
+
+    x [B, T, N C], w [C] -> contiguous; a group norm of one group that does not look ahead, as in
+    transformers' Gemma 3n
+    """
+    values = x.float().contiguous()
+    counts = torch.arange(1, x.shape[1] + 1, device=x.device)[:, None] * float(x.shape[2])
+    centered = values - values.sum(-1, keepdim=True).cumsum(1) / counts
+    squares = torch.linalg.vector_norm(centered, dim=-1, keepdim=True).square_()
+    centered *= torch.rsqrt(squares.cumsum(1) / counts + eps)
+    centered.view(*x.shape[:2], -1, w.shape[0]).mul_(w.float())
+    return centered.to(x.dtype)
+
+
 def _l2_norm_shape(x: Type, *, eps: float) -> Type:  # noqa: ARG001
     need_floats(x)
     need(len(x.shape) > 0, "x of no dimensions")

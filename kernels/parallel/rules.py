@@ -256,10 +256,26 @@ def _norm(dims: Dims, node: Node, states: list[State]) -> Located:
     if source is None or source.op not in GATED or len(parts) > 1:
         raise Conflict(_dims(x), f"{node.op} reads all of a row")
     # Gated rows lie between two products, which are worth more than to bring the parts together.
-    for _, dim in parts:
+    return _whole_rows(dims, x, states)
+
+
+def _whole_rows(dims: Dims, x: Split, states: list[State]) -> Located:
+    """The parts of rows brought together for the op, and cut again behind it."""
+    for _, dim in dims.flat(x.segments):
         assert dim is not None
         dim.root.exact = True
     return Located((x, *(WHOLE,) * (len(states) - 1)), x, notes={"gathered": True})
+
+
+@rule("gaussian_topk")
+def _gaussian_topk(dims: Dims, node: Node, states: list[State]) -> Located:
+    """Rows that a gate's product gives are brought together for it."""
+    x = states[0]
+    if not isinstance(x, Split) or x.axis != len(node.shape) - 1:
+        return _each_element(dims, node, states)
+    if len(dims.flat(x.segments)) > 1:
+        raise Conflict(_dims(x), f"{node.op} reads all of a row")
+    return _whole_rows(dims, x, states)
 
 
 @rule("rope")

@@ -566,6 +566,64 @@ def _emit_layer_norm(low: Lowering, node: Node, inputs: Operands) -> None:
     low.add(address, args, outer * inner, max(WORTH // 2 // size, 1), node.name)
 
 
+def _rejects_magnitude(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    y, x = inputs
+    assert y is not None and x is not None
+    if not (_dense_rows(y.type) and _dense_rows(x.type) and node.type.is_contiguous):
+        return "rows with gaps"
+    return None if _magnitude_rows(y, x, node) else "rows in three dimensions"
+
+
+def _magnitude_rows(y: Node, x: Node, node: Node) -> tuple[int, int, list[tuple[int, int]]] | None:
+    """Rows of y, of x where it has one for several of y's, and of the result."""
+    own = _broadcast(x.type, y.shape)[:-1]
+    out = Type.contiguous(node.shape, node.dtype).strides[:-1]
+    return rows.two_level(y.shape[:-1], y.type.strides[:-1], own, out)
+
+
+def _emit_magnitude(low: Lowering, node: Node, inputs: Operands) -> None:
+    y, x = inputs
+    assert y is not None and x is not None
+    layout = _magnitude_rows(y, x, node)
+    assert layout is not None
+    outer, inner, ((yo, yi), (xo, xi), (oo, oi)) = layout
+    size = y.shape[-1]
+    address = compile_kernel(rows.emit_match_magnitude, name_of(y), name_of(node))
+    args: list[Location] = [low.location(y), yo, yi, low.location(x), xo, xi, low.make(node)]
+    args += [oo, oi, inner, size, bits(node.attrs["floor"])]
+    low.add(address, args, outer * inner, max(WORTH // 2 // size, 1), node.name)
+
+
+def _emit_topk(low: Lowering, node: Node, inputs: Operands) -> None:
+    (x,) = inputs
+    assert x is not None
+    outer, inner, ((xo, xi), (oo, oi)) = _rows(x, node)
+    size = x.shape[-1]
+    address = compile_kernel(rows.emit_gaussian_topk, name_of(x), name_of(node))
+    args: list[Location] = [low.location(x), xo, xi, low.make(node), oo, oi, inner, size]
+    args.append(bits(node.attrs["deviations"]))
+    low.add(address, args, outer * inner, max(WORTH // 2 // size, 1), node.name)
+
+
+def _rejects_mixed(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
+    if not all(i is not None and _dense_rows(i.type) for i in inputs):
+        return "rows with gaps"
+    return None if inputs[1] is not None and inputs[1].shape[1] <= MAX_ROWS else "many streams"
+
+
+def _emit_mixed(low: Lowering, node: Node, inputs: Operands) -> None:
+    x = inputs[1]
+    assert x is not None
+    tokens, streams, size = node.shape
+    address = compile_kernel(rows.emit_add_mixed, name_of(x), x.shape[1])
+    args: list[Location] = []
+    for one in inputs:
+        assert one is not None
+        args += [low.location(one), *one.type.strides[:2]]
+    args += [low.make(node), streams, size]
+    low.add(address, args, tokens * streams, max(WORTH // 2 // size, 1), node.name)
+
+
 def _rows(x: Node, node: Node, last: int = 1) -> tuple[int, int, list[tuple[int, int]]]:
     """Rows of x and of a contiguous result of its shape."""
     out = Type.contiguous(node.shape, node.dtype)
@@ -1245,6 +1303,8 @@ def _rejects_any_heads(node: Node, inputs: Operands) -> str | None:
         return "its weight is computed"
     if node.attrs.get("turned"):
         return "rows and columns of its weight exchanged"
+    if x.shape[1] != w.shape[0]:
+        return "one row for all heads"
     if products.too_narrow(kind := _kind(node, w), x.shape[2]):
         return f"rows of {x.shape[2]} values in {kind}"
     return None if _head_stride(x) is not None else "heads with gaps of two sizes"
@@ -1568,6 +1628,9 @@ RULES: Mapping[str, Rule] = {
     "rms_norm": _NORM,
     "l2_norm": _NORM,
     "layer_norm": Rule(_rejects_norm, _emit_layer_norm),
+    "match_magnitude": Rule(_rejects_magnitude, _emit_magnitude),
+    "gaussian_topk": Rule(_rejects_norm, _emit_topk),
+    "add_mixed": Rule(_rejects_mixed, _emit_mixed),
     "rope": Rule(_rejects_rope, _emit_rope),
     "rope_table": Rule(_rejects_table, _emit_table),
     "embed": Rule(_rejects_embed, _emit_embed),

@@ -23,7 +23,7 @@ MINIMUM = 512  # rows of a block: of fewer, products lay their weight out too of
 WIDER = 2  # times the width of the narrowest value, of what counts as wide
 # Each row of the result is made of the same row of the inputs, and of weights. The second operand
 # of some may be a value with rows, too.
-NORMS = frozenset(("l2_norm", "layer_norm", "rms_norm"))
+NORMS = frozenset(("gaussian_topk", "l2_norm", "layer_norm", "rms_norm"))
 ELEMENTS = frozenset(
     ("cast", "clamp", "gelu", "relu", "scale", "sigmoid", "silu", "softcap", "softplus")
 )

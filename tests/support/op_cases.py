@@ -689,6 +689,28 @@ def _l2_norm(d: Draw) -> Case:
     return [d.values(d.batch(), d.size(), d.size())], {"eps": 1e-6}
 
 
+def _match_magnitude(d: Draw) -> Case:
+    tokens, rows, width = d.batch(), d.size(), d.size()
+    given = d.values(tokens, 1 if d.maybe() else rows, width)
+    return [d.values(tokens, rows, width), given], {"floor": d.rng.choice((1e-5, 1.0))}
+
+
+def _gaussian_topk(d: Draw) -> Case:
+    return [d.values(d.batch(), d.size(), d.size())], {"deviations": d.rng.choice((1.645, -0.5))}
+
+
+def _cumulative_norm(d: Draw) -> Case:
+    channels = d.size()
+    x = d.values(d.batch(), d.size(), d.rng.randint(1, 4) * channels)
+    return [x, d.values(channels)], {"eps": 1e-3}
+
+
+def _add_mixed(d: Draw) -> Case:
+    tokens, streams, made, width = d.batch(), d.batch(), d.batch(), d.size()
+    shapes = (tokens, made, width), (tokens, streams, width), (tokens, made, streams)
+    return [d.values(*shape) for shape in shapes], {}
+
+
 def _sequences(d: Draw) -> tuple[int, int, Tensor, Tensor]:
     """Tokens, slots in the pool, starts and slots of a few sequences, some of them without
     tokens.
@@ -824,6 +846,10 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "kv_half": _kv_half,
     "kv_store": _kv_store,
     "l2_norm": _l2_norm,
+    "match_magnitude": _match_magnitude,
+    "gaussian_topk": _gaussian_topk,
+    "cumulative_norm": _cumulative_norm,
+    "add_mixed": _add_mixed,
     "layer_norm": _layer_norm,
     "lora": _lora,
     "matmul": _matmul,

@@ -132,6 +132,14 @@ def emit_norm(e: Emitter, kind: str, x: str, out: str, weight: bool) -> None:
 def _norm_factor(
     e: Emitter, kind: str, x: Value, dtype: str, at: Value, count: Value, eps: Value
 ) -> Value:
+    squares = _squares(e, x, dtype, at, count)
+    if kind == "rms":
+        squares = squares / Value(e, e.b.sitofp(count.ir, F32))
+    return (1.0 / e.sqrt(squares + eps)).splat(LANES)
+
+
+def _squares(e: Emitter, x: Value, dtype: str, at: Value, count: Value) -> Value:
+    """Return the sum of the squares of a row."""
     total = [e.var(vec(F32, LANES), 0.0) for _ in range(2)]
     whole = count // (2 * LANES) * (2 * LANES)
     with e.loop(0, whole, 2 * LANES) as c:
@@ -141,10 +149,86 @@ def _norm_factor(
     for c, mask in e.spans(whole, count, LANES):
         value = e.read(x, dtype, at + c, LANES, mask)
         total[0].set(e.fma(value, value, total[0].get()))
-    squares = e.sum(total[0].get() + total[1].get())
-    if kind == "rms":
-        squares = squares / Value(e, e.b.sitofp(count.ir, F32))
-    return (1.0 / e.sqrt(squares + eps)).splat(LANES)
+    return e.sum(total[0].get() + total[1].get())
+
+
+def _mean(e: Emitter, x: Value, dtype: str, at: Value, count: Value, width: Value) -> Value:
+    """Return the mean of a row."""
+    total = e.var(vec(F32, LANES), 0.0)
+    for c, mask in e.spans(0, count, LANES):
+        total.set(total.get() + e.read(x, dtype, at + c, LANES, mask))
+    return e.sum(total.get()) / width
+
+
+def _squares_from(e: Emitter, x: Value, dtype: str, at: Value, count: Value, mean: Value) -> Value:
+    """Return the sum of the squares of what a row differs from its mean by."""
+    squares, nothing = e.var(vec(F32, LANES), 0.0), e.f32(0.0, LANES)
+    for c, mask in e.spans(0, count, LANES):
+        value = e.read(x, dtype, at + c, LANES, mask) - mean
+        value = value if mask is None else e.select(mask, value, nothing)
+        squares.set(e.fma(value, value, squares.get()))
+    return e.sum(squares.get())
+
+
+def emit_match_magnitude(e: Emitter, y: str, out: str) -> None:
+    """The `match_magnitude` op
+
+    args: y, y outer, y inner, x, x outer, x inner, out, out outer, out inner, inner, D, floor
+    """
+    y_ptr, yo, yi, x_ptr, xo, xi, out_ptr, oo, oi = (
+        e.arg_ptr(i) if i % 3 == 0 else e.arg(i) for i in range(9)
+    )
+    inner, count, floor = e.arg(9), e.arg(10), e.arg_f32(11)
+    width = Value(e, e.b.sitofp(count.ir, F32))
+    with e.loop(e.first, e.last) as unit:
+        o, i = _two(unit, inner)
+        at, to = o * yo + i * yi, o * oo + i * oi
+        expected = _squares(e, x_ptr, y, o * xo + i * xi, count) / width
+        actual = _squares(e, y_ptr, y, at, count) / width
+        actual = e.select(actual < floor, floor, actual)
+        factor = e.sqrt(expected / actual).splat(LANES)
+        for c, mask in e.spans(0, count, LANES):
+            e.write(out_ptr, out, to + c, e.read(y_ptr, y, at + c, LANES, mask) * factor, mask)
+
+
+def emit_gaussian_topk(e: Emitter, x: str, out: str) -> None:
+    """The `gaussian_topk` op
+
+    args: x, x outer, x inner, out, out outer, out inner, inner, D, deviations
+    """
+    x_ptr, xo, xi = e.arg_ptr(0), e.arg(1), e.arg(2)
+    out_ptr, oo, oi = e.arg_ptr(3), e.arg(4), e.arg(5)
+    inner, count, deviations = e.arg(6), e.arg(7), e.arg_f32(8)
+    width, zeros = Value(e, e.b.sitofp(count.ir, F32)), e.f32(0.0, LANES)
+    with e.loop(e.first, e.last) as unit:
+        o, i = _two(unit, inner)
+        at, to = o * xo + i * xi, o * oo + i * oi
+        mean = _mean(e, x_ptr, x, at, count, width)
+        variance = _squares_from(e, x_ptr, x, at, count, mean.splat(LANES)) / width
+        cutoff = (mean + e.sqrt(variance) * deviations).splat(LANES)
+        for c, mask in e.spans(0, count, LANES):
+            value = e.read(x_ptr, x, at + c, LANES, mask) - cutoff
+            e.write(out_ptr, out, to + c, e.select(value < 0.0, zeros, value), mask)
+
+
+def emit_add_mixed(e: Emitter, x: str, streams: int) -> None:
+    """The `add_mixed` op, of so many streams
+
+    args: base, its strides of tokens and of streams, x, its strides, weights, their strides, out,
+    M, D. Units: tokens times M.
+    """
+    base, bt, bm, x_ptr, xt, xn, weights, wt, wm = (
+        e.arg_ptr(i) if i % 3 == 0 else e.arg(i) for i in range(9)
+    )
+    out, rows, count = e.arg_ptr(9), e.arg(10), e.arg(11)
+    with e.loop(e.first, e.last) as unit:
+        t, m = _two(unit, rows)
+        shares = [e.read(weights, x, t * wt + m * wm + n).splat(LANES) for n in range(streams)]
+        for c, mask in e.spans(0, count, LANES):
+            total = e.read(base, x, t * bt + m * bm + c, LANES, mask)
+            for n, share in enumerate(shares):
+                total = e.fma(e.read(x_ptr, x, t * xt + xn * n + c, LANES, mask), share, total)
+            e.write(out, x, unit * count + c, total, mask)
 
 
 def emit_layer_norm(e: Emitter, x: str, out: str, bias: bool) -> None:
@@ -157,19 +241,12 @@ def emit_layer_norm(e: Emitter, x: str, out: str, bias: bool) -> None:
     inner, count, eps = e.arg(6), e.arg(7), e.arg_f32(8)
     w, b = e.arg_ptr(9), e.arg_ptr(10)
     width = Value(e, e.b.sitofp(count.ir, F32))
-    nothing = e.const(vec(F32, LANES), [0.0] * LANES)
     with e.loop(e.first, e.last) as unit:
         o, i = _two(unit, inner)
         at, to = o * xo + i * xi, o * oo + i * oi
-        total, squares = (e.var(vec(F32, LANES), 0.0) for _ in range(2))
-        for c, mask in e.spans(0, count, LANES):
-            total.set(total.get() + e.read(x_ptr, x, at + c, LANES, mask))
-        mean = (e.sum(total.get()) / width).splat(LANES)
-        for c, mask in e.spans(0, count, LANES):
-            value = e.read(x_ptr, x, at + c, LANES, mask) - mean
-            value = value if mask is None else e.select(mask, value, nothing)
-            squares.set(e.fma(value, value, squares.get()))
-        factor = (1.0 / e.sqrt(e.sum(squares.get()) / width + eps)).splat(LANES)
+        mean = _mean(e, x_ptr, x, at, count, width).splat(LANES)
+        squares = _squares_from(e, x_ptr, x, at, count, mean)
+        factor = (1.0 / e.sqrt(squares / width + eps)).splat(LANES)
         for c, mask in e.spans(0, count, LANES):
             value = (e.read(x_ptr, x, at + c, LANES, mask) - mean) * factor
             value = value * e.read(w, x, c, LANES, mask)

@@ -364,3 +364,22 @@ def test_keys_that_are_values(heads: int, quant: str | None) -> None:
     keys = ops.gather_pages.reference(kept, pages, which=0, size=32, **reading)
     expected = ops.attention.reference(q, keys, keys, None, bounds, scale=0.1)
     assert ((actual - expected) ** 2).mean() / (expected**2).mean() <= 1e-9
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [F, B])
+@pytest.mark.parametrize(("streams", "width"), [(4, 2048), (3, 37), (2, 1)])
+@pytest.mark.parametrize("tokens", [1, 3, 40])
+def test_streams(tokens: int, streams: int, width: int, dtype: torch.dtype) -> None:
+    """Mixed, spread apart from a wider value; one for all others; largest values of each."""
+    x = rand(tokens, streams, width, dtype=dtype)
+    shares = rand(tokens, streams, streams, dtype=dtype, seed=1)
+    check("add_mixed", [x, x, shares])
+    change = rand(tokens, 1, width, dtype=dtype, seed=2)
+    check("add_mixed", [x, change, shares[:, :, :1].contiguous()])
+    rest = x.flatten(1)[:, width:].unflatten(1, (streams - 1, width))
+    for floor in (1e-5, 1.0):
+        check("match_magnitude", [rest, change], floor=floor)
+        check("match_magnitude", [rest.contiguous(), rest.contiguous() * 2], floor=floor)
+    check("gaussian_topk", [x], deviations=-0.25)
+    check("gaussian_topk", [rest], deviations=0.5 if width > 1 else -0.5)

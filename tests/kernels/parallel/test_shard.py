@@ -62,7 +62,7 @@ def _is_part(node: object) -> bool:
 ON_WHOLE = {"add_rows", "cast", "concat", "embed", "kv_half", "layer_norm", "place_rows", "rows"}
 
 IN_FAMILIES = {"head_matmul"}  # latent attention, which tests/families/test_ranks.py shares out
-BELOW = {"channel_attention"}
+BELOW = {"channel_attention", "gaussian_topk"}
 
 
 def test_random_graphs_compute_what_the_whole_computes() -> None:
@@ -85,6 +85,27 @@ def test_the_norm_of_a_gated_row_leaves_the_products_around_it_split() -> None:
     )
     normed = ops.rms_norm(gated, source.add("norm", torch.randn(6)), eps=1e-5, name="norm")
     product = ops.matmul(normed, source.add("down", down), name="down")
+    shares = [Sharding(Member(rank, 3), (3, 2, 1)) for rank in range(3)]
+    graphs = [sharding.rewrite([product]) for sharding in shares]
+    assert not any(sharding.kept_whole for sharding in shares)
+    kinds = Counter(node.op for node in toposort(*graphs[1]))
+    assert kinds["all_gather"] == kinds["all_reduce"] == 1
+    ((expected,),) = lockstep([[product]], {}, [{}])
+    for (output,) in lockstep(graphs, {}, [{}, {}, {}]):
+        torch.testing.assert_close(output, expected)
+
+
+def test_the_largest_of_a_gate_leave_the_products_around_it_split() -> None:
+    """They are chosen among all of a row, which is brought together, and taken apart again."""
+    x, source = torch.randn(3, 4), Source()
+    given = graph_input("x", (3, 4), torch.float32, lambda _: x)
+    gate, up, down = torch.randn(6, 4), torch.randn(6, 4), torch.randn(5, 6)
+    chosen = ops.gaussian_topk(
+        ops.matmul(given, source.add("gate", gate), name="gate"), deviations=0.3, name="top"
+    )
+    other = ops.matmul(given, source.add("up", up), name="up")
+    gated = ops.gelu_mul(chosen, other, approximate="tanh", name="gated")
+    product = ops.matmul(gated, source.add("down", down), name="down")
     shares = [Sharding(Member(rank, 3), (3, 2, 1)) for rank in range(3)]
     graphs = [sharding.rewrite([product]) for sharding in shares]
     assert not any(sharding.kept_whole for sharding in shares)

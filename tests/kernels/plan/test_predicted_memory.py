@@ -143,6 +143,10 @@ LARGE = {
     "attn_scores": [(2, 300, 4, 32), (2, 300, 2, 32)],
     "attn_softmax": [(2, 4, 300, 300)],
     "attn_mix": [(2, 4, 300, 300), (2, 300, 2, 32)],
+    "add_mixed": [(200, 4, 300), (200, 4, 300), (200, 4, 4)],
+    "match_magnitude": [(200, 3, 300), (200, 1, 300)],
+    "gaussian_topk": [(600, 300)],
+    "cumulative_norm": [(2, 300, 600), (60,)],
 }
 ATTRS = {
     "rms_norm": {"eps": 1e-6},
@@ -155,6 +159,9 @@ ATTRS = {
     "attention": {"scale": 0.1, "causal": True},
     "attn_scores": {"scale": 0.1, "softcap": 3.0},
     "attn_softmax": {"causal": True, "window": 50},
+    "match_magnitude": {"floor": 1e-5},
+    "gaussian_topk": {"deviations": 1.6},
+    "cumulative_norm": {"eps": 1e-3},
 }
 
 
