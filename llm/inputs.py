@@ -72,16 +72,18 @@ class TextInputs:
     def token_ids(self) -> Node:
         return self._input("inp.tokens", (self.tokens,), torch.int64, lambda b: b.tokens)
 
-    def text_ids(self, pad: int) -> Node:
-        """The tokens, with `pad` in the place of those that images are put at."""
-        if not self.images:
+    def text_ids(self, pad: int, below: int | None = None) -> Node:
+        """The tokens, with `pad` in the place of those that images are put at and of those that are
+        not `below` a number.
+        """
+        if below is None and not self.images:
             return self.token_ids()
-        return self._input(
-            "inp.text_tokens",
-            (self.tokens,),
-            torch.int64,
-            lambda b: _put(b.tokens, b.image_positions(), pad),
-        )
+
+        def fill(batch: Batch) -> np.ndarray:
+            ids = _put(batch.tokens, batch.image_positions(), pad) if self.images else batch.tokens
+            return ids if below is None else np.where(ids < below, ids, pad)
+
+        return self._input("inp.text_tokens", (self.tokens,), torch.int64, fill)
 
     def image_rows(self) -> Node:
         return self._input(

@@ -30,6 +30,7 @@ from mtmd.llm.blocks import (
 )
 from mtmd.llm.gguf_keys import PATTERN, GgufText, decoder_keys, sliding_layers
 from mtmd.llm.inputs import TextInputs
+from mtmd.llm.layer_kinds import FULL, SLIDING, read_ropes
 from mtmd.llm.parameters import (
     COPIED_HEAD,
     attention_tensors,
@@ -39,7 +40,7 @@ from mtmd.llm.parameters import (
 )
 from mtmd.llm.state import KV
 
-KINDS = SLIDING, FULL = ("sliding_attention", "full_attention")
+KINDS = SLIDING, FULL
 CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
 PREFIXES = ("language_model.model.", "model.language_model.", "model.")
 # What transformers takes for keys that a config.json leaves out, by model_type; `every`: which of
@@ -264,20 +265,11 @@ def _kinds(c: Settings, layers: int, every: int) -> tuple[str, ...]:
 
 
 def _ropes(c: Settings, head: int, context: int, per_kind: bool) -> dict[str, Rotary]:
-    """One `rope_parameters` for all, or, in Gemma 3, per kind (transformers 5), or `rope_theta`,
-    `rope_local_base_freq` and a `rope_scaling` of global layers.
-    """
+    """One `rope_parameters` for all, or, in Gemma 3, per kind."""
     if not per_kind:
         rotary = read_rotary(rope_settings(c), head, c.number("rope_theta", 1e4), context)
         return dict.fromkeys(KINDS, rotary)
-    old = {FULL: ("rope_theta", 1e6, "rope_scaling"), SLIDING: ("rope_local_base_freq", 1e4, None)}
-    ropes = {}
-    for kind, (key, default, scaling) in old.items():
-        new = c.part("rope_parameters").part(kind)
-        part = new if new.values or scaling is None else c.part(scaling)
-        base = new.number("rope_theta", c.number(key, default))
-        ropes[kind] = read_rotary(part, head, base, context)
-    return ropes
+    return read_ropes(c, head, context)
 
 
 def _optional(c: Settings, key: str, default: float | None) -> float | None:

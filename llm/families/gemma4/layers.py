@@ -1,64 +1,21 @@
-"""Layers of two kinds, which attend within a window or to everything, each with heads and rotary
-embedding of its own; the last of them may have no keys and values and read those of earlier layers.
-"""
+"""Layers of two kinds as Gemma 4's settings and GGUF files describe them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Any
 
 from mtmd.base.errors import ModelError
-from mtmd.kernels.checkpoint.rotary import Rotary, gguf_scaling, read_rotary
+from mtmd.kernels.checkpoint.rotary import gguf_scaling, read_rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, Settings
 from mtmd.llm.blocks import read_layer_types
+from mtmd.llm.layer_kinds import FULL, SLIDING, LayerKinds, of_each_layer, read_shared
 from mtmd.llm.state import KV
 
-SLIDING, FULL = "sliding_attention", "full_attention"
 ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
-
-
-@dataclass(frozen=True)
-class LayerKinds:
-    """`kinds` has each layer's; `sizes` the groups and head size of each kind, `heads` is that of
-    both. The last `shared` layers read the keys and values of the last one before them of their
-    kind. `keys_are_values`: full layers have one projection for both.
-    """
-
-    kinds: tuple[str, ...]
-    heads: int
-    sizes: Mapping[str, KV]
-    ropes: Mapping[str, Rotary]
-    window: int
-    shared: int
-    keys_are_values: bool
-
-    def has_keys(self, layer: int) -> bool:
-        return layer < len(self.kinds) - self.shared
-
-    def has_values(self, layer: int) -> bool:
-        """Return whether there is a projection to values alone."""
-        return self.has_keys(layer) and not (self.keys_are_values and self.kinds[layer] == FULL)
-
-    @property
-    def states(self) -> list[tuple[KV, ...]]:
-        return [
-            (self.sizes[kind],) if self.has_keys(layer) else ()
-            for layer, kind in enumerate(self.kinds)
-        ]
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """Keys and values that checkpoints hold for layers that read others'."""
-        later = "|".join(str(layer) for layer in range(len(self.kinds)) if not self.has_keys(layer))
-        names = (
-            rf"(.*\.)?layers\.({later})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*",
-            rf"blk\.({later})\.attn_(k|v|k_norm)\..*",
-        )
-        return names if self.shared else ()
 
 
 def read_layer_kinds(c: Settings) -> LayerKinds:
@@ -69,21 +26,7 @@ def read_layer_kinds(c: Settings) -> LayerKinds:
         c.count("num_hidden_layers", 30, maximum=MAX_LAYERS),
         c.count("num_attention_heads", 8, maximum=MAX_HEADS),
     )
-    kinds, shared, same = (
-        _kinds(c, depth),
-        c.get("num_kv_shared_layers", 0),
-        c.flag("attention_k_eq_v", False),
-    )
-    if (
-        type(shared) is not int
-        or not 0 <= shared < depth
-        or not set(kinds[depth - shared :]) <= set(kinds[: depth - shared])
-    ):
-        raise ModelError(
-            f"{c.where}: num_kv_shared_layers is {shared!r:.20}, expected so few of {depth} layers "
-            "that each kind is among "
-            "the others"
-        )
+    kinds, same = _kinds(c, depth), c.flag("attention_k_eq_v", False)
     sizes = _sizes(c, kinds, same)
     for kind, size in sizes.items():
         if heads % size.groups or size.head % 2:
@@ -104,7 +47,7 @@ def read_layer_kinds(c: Settings) -> LayerKinds:
             kind: read_rotary(part, sizes[kind].head, 1e4, context) for kind, part in parts.items()
         },
         window=c.count("sliding_window", 512),
-        shared=shared,
+        shared=read_shared(c, kinds, 0),
         keys_are_values=same,
     )
 
@@ -179,10 +122,10 @@ def gguf_layer_kinds(keys: Settings, names: Collection[str]) -> dict[str, Any]:
     each layer.
     """
     depth = keys.count("block_count", maximum=MAX_LAYERS)
-    sliding = _each(keys, "attention.sliding_window_pattern", depth)
+    sliding = of_each_layer(keys, "attention.sliding_window_pattern", depth)
     kinds, groups = (
         [SLIDING if slides else FULL for slides in sliding],
-        _each(keys, "attention.head_count_kv", depth),
+        of_each_layer(keys, "attention.head_count_kv", depth),
     )
     of_kind = {kind: groups[kinds.index(kind)] for kind in set(kinds)}
     full = kinds.index(FULL) if FULL in kinds else 0
@@ -207,14 +150,3 @@ def gguf_layer_kinds(keys: Settings, names: Collection[str]) -> dict[str, Any]:
         "rope_parameters": ropes,
         "num_kv_shared_layers": keys.get("attention.shared_kv_layers", 0),
     }
-
-
-def _each(keys: Settings, key: str, depth: int) -> list[Any]:
-    value = keys.get(key, None)
-    values = list(value) if isinstance(value, (list, tuple)) else [value] * depth
-    if len(values) != depth:
-        raise ModelError(
-            f"{keys.where}: {key} has {len(values)} entries, expected one for each of the {depth} "
-            "layers"
-        )
-    return values

@@ -15,38 +15,17 @@ from mtmd.base.errors import ModelError
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
-from mtmd.kernels.graph import Node, Shape, WeightSource
+from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
-from mtmd.llm.blocks import (
-    KeysValues,
-    attend,
-    cache_keys_values,
-    geglu,
-    logits,
-    normed_rope,
-    split_heads,
-    token_embeddings,
-)
+from mtmd.llm.blocks import KeysValues, attend, cache_keys_values, geglu, logits, token_embeddings
 from mtmd.llm.families.gemma4.experts import ExpertBranch, read_expert_branch
-from mtmd.llm.families.gemma4.layers import (
-    FULL,
-    LayerKinds,
-    gguf_layer_kinds,
-    layer_kind_keys,
-    read_layer_kinds,
-)
-from mtmd.llm.families.gemma4.per_layer import PerLayer, read_per_layer
+from mtmd.llm.families.gemma4.layers import gguf_layer_kinds, layer_kind_keys, read_layer_kinds
 from mtmd.llm.gguf_keys import GgufText, expert_keys
 from mtmd.llm.inputs import TextInputs
-from mtmd.llm.parameters import (
-    COPIED_HEAD,
-    Tensors,
-    attention_tensors,
-    decoder_parameters,
-    mlp_tensors,
-    prefixed,
-)
+from mtmd.llm.layer_kinds import FULL, LayerKinds
+from mtmd.llm.parameters import COPIED_HEAD, Tensors, decoder_parameters, mlp_tensors, prefixed
+from mtmd.llm.per_layer import PerLayer, read_per_layer
 from mtmd.llm.state import KV
 
 # What transformers takes for keys that a config.json of the 12B model leaves out, unlike others.
@@ -114,24 +93,16 @@ class Gemma4Text:
 
     def _tensors(self, layer: int) -> Tensors:
         """Names and shapes of a layer's matrices and norms."""
-        stack, width, size = self.stack, self.width, self.stack.sizes[self.stack.kinds[layer]]
+        stack, width = self.stack, self.width
         ffn = self.ffn * 2 if self.double_wide and not stack.has_keys(layer) else self.ffn
-        attention = attention_tensors(width, stack.heads, size.groups, size.head)
-        tensors: dict[str, tuple[str, Shape]] = {
+        return {
             "attn_norm": ("input_layernorm", (width,)),
             "post_attention_norm": ("post_attention_layernorm", (width,)),
             "ffn_norm": ("pre_feedforward_layernorm", (width,)),
             "post_ffw_norm": ("post_feedforward_layernorm", (width,)),
-            **{part: attention[part] for part in ("attn_q", "attn_output")},
-            "attn_q_norm": ("self_attn.q_norm", (size.head,)),
+            **stack.tensors(layer, width),
             **mlp_tensors(width, ffn),
         }
-        if stack.has_keys(layer):
-            tensors["attn_k"] = attention["attn_k"]
-            tensors["attn_k_norm"] = ("self_attn.k_norm", (size.head,))
-        if stack.has_values(layer):
-            tensors["attn_v"] = attention["attn_v"]
-        return tensors
 
     def graph(self, inputs: TextInputs, weights: WeightSource, attention: AttentionForm) -> Node:
         w, cached = Weights(weights, inputs.dtype), dict[str, KeysValues]()
@@ -140,7 +111,11 @@ class Gemma4Text:
         for layer, kind in inputs.each(self.stack.kinds):
             at = f"blk.{layer}"
             y = w.rms_norm(x, f"{at}.attn_norm", self.eps)
-            q, own = self._queries_keys_values(y, layer, inputs, w)
+            divided = self.divided and kind == FULL
+            divisors = w.tensor("rope_freqs.weight", torch.float32) if divided else None
+            q, own = self.stack.queries_keys_values(
+                y, layer, inputs, w, eps=self.eps, divisors=divisors
+            )
             if own:
                 cached[kind] = cache_keys_values(*own, layer, inputs)
             y = attend(q, cached[kind], at, attention, bounds=self._bounds(kind, inputs), scale=1.0)
@@ -151,32 +126,11 @@ class Gemma4Text:
             y = w.rms_norm(y, f"{at}.post_ffw_norm", self.eps)
             x = ops.add(y, x, name=f"{at}.ffn_residual")
             if self.per_layer and layer_inputs:
-                x = self.per_layer.add(x, layer, layer_inputs, w)
+                y = self.per_layer.output(x, layer, layer_inputs, w)
+                x = ops.add(y, x, name=f"{at}.inp_residual")
             x = ops.mul(x, w.tensor(f"{at}.layer_output_scale.weight"), name=f"{at}.scaled")
         y = logits(x, inputs, w, eps=self.eps, tied=self.tied)
         return ops.softcap(y, cap=self.softcap, name="logits.capped") if self.softcap else y
-
-    def _queries_keys_values(
-        self, x: Node, layer: int, inputs: TextInputs, w: Weights
-    ) -> tuple[Node, KeysValues | None]:
-        """Queries [T, H, K], and keys and values [T, G, K], None in a layer that reads those of the
-        last one before it of its kind that has some.
-        """
-        at, stack, kind = f"blk.{layer}", self.stack, self.stack.kinds[layer]
-        groups, divided = stack.sizes[kind].groups, self.divided and kind == FULL
-        divisors = w.tensor("rope_freqs.weight", torch.float32) if divided else None
-        angles = inputs.angles(stack.ropes[kind], f"inp.angles.{kind}", divisors)
-
-        def heads(part: str, count: int) -> Node:
-            return split_heads(w.linear(x, f"{at}.{part}"), count, f"{at}.{part}")
-
-        q = normed_rope(heads("attn_q", stack.heads), f"{at}.attn_q", angles, w, eps=self.eps)
-        if not stack.has_keys(layer):
-            return q, None
-        k = heads("attn_k", groups)
-        v = heads("attn_v", groups) if stack.has_values(layer) else k
-        v = ops.rms_norm(v, eps=self.eps, name=f"{at}.attn_v_norm")
-        return q, (normed_rope(k, f"{at}.attn_k", angles, w, eps=self.eps), v)
 
     def _bounds(self, kind: str, inputs: TextInputs) -> Node:
         """Return what each token sees; the tokens of a picture each other, in most models in
@@ -260,10 +214,27 @@ def read(c: Settings) -> Gemma4Text:
         blocks=c.choice("use_bidirectional_attention", ("vision", None), None) == "vision",
         whole=unified or c.get("part_of", None) == UNIFIED_PROJECTOR,
         divided=c.flag("rope_freqs", False),
-        per_layer=read_per_layer(c, layers=depth, width=width, eps=eps, vocabulary=vocabulary),
+        per_layer=_per_layer(c, layers=depth, width=width, eps=eps, vocabulary=vocabulary),
         experts=read_expert_branch(c, depth, width, eps),
         softcap=None
         if c.get("final_logit_softcapping", None) is None
         else c.number("final_logit_softcapping"),
         tied=c.flag("tie_word_embeddings", True),
     )
+
+
+def _per_layer(
+    c: Settings, *, layers: int, width: int, eps: float, vocabulary: int
+) -> PerLayer | None:
+    """Return the inputs of layers, None where they have none of their own. Raises ModelError for a
+    table that does not have all tokens.
+    """
+    if c.get("hidden_size_per_layer_input", 256) == 0:
+        return None
+    rows, pad = c.count("vocab_size_per_layer_input", vocabulary), c.get("pad_token_id", 0)
+    if rows < vocabulary or type(pad) is not int or not 0 <= pad < rows:
+        raise ModelError(
+            f"{c.where}: vocab_size_per_layer_input is {rows} and pad_token_id {pad!r:.20}; "
+            f"expected a row for each of {vocabulary} tokens, and the pad token among them"
+        )
+    return read_per_layer(c, layers=layers, width=width, eps=eps, vocabulary=vocabulary, pad=pad)

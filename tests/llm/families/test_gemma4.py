@@ -24,8 +24,8 @@ from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.llm.experts import Experts
 from mtmd.llm.families.gemma4 import text as gemma4
-from mtmd.llm.families.gemma4.layers import FULL, SLIDING
 from mtmd.llm.family import gguf_text_family, text_family
+from mtmd.llm.layer_kinds import FULL, SLIDING
 from mtmd.llm.state import KV
 
 TINY = {

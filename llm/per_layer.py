@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mtmd.base.errors import ModelError
+import torch
+
 from mtmd.kernels import ops
-from mtmd.kernels.checkpoint.canonical import Parameter
+from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.settings import MAX_WIDTH, Settings
 from mtmd.kernels.graph import Node
 from mtmd.kernels.layers import Weights
@@ -19,13 +20,15 @@ from mtmd.llm.inputs import TextInputs
 @dataclass(frozen=True)
 class PerLayer:
     """`size` numbers, P, for each token in each of L layers, of decoder width D; the table of
-    tokens has `rows`, of which the tokens of pictures read row `pad`.
+    tokens has `rows`, of which the tokens of pictures read row `pad`, and so do those of the
+    `vocabulary` that it does not have. A GGUF has a row for each.
     """
 
     layers: int
     width: int
     size: int
     rows: int
+    vocabulary: int
     pad: int
     eps: float
 
@@ -34,7 +37,9 @@ class PerLayer:
         packed, width, size = self.layers * self.size, self.width, self.size
         parameters = {
             "per_layer_token_embd.weight": Parameter(
-                (self.rows, packed), source("embed_tokens_per_layer.weight")
+                (self.rows, packed),
+                source("embed_tokens_per_layer.weight"),
+                gguf=(self._filled_up(packed),) if self.lacks_rows else (),
             ),
             "per_layer_model_proj.weight": Parameter(
                 (packed, width), source("per_layer_model_projection.weight")
@@ -56,9 +61,25 @@ class PerLayer:
             )
         return parameters
 
+    @property
+    def lacks_rows(self) -> bool:
+        return self.rows < self.vocabulary
+
+    def _filled_up(self, packed: int) -> Stored:
+        """The table with copies of row `pad` behind it."""
+
+        def fill_up(table: torch.Tensor) -> tuple[torch.Tensor]:
+            copies = table[self.pad].expand(self.vocabulary - self.rows, -1)
+            return (torch.cat((table, copies)),)
+
+        name, shape = "per_layer_token_embd.weight", (self.vocabulary, packed)
+        return Stored((name,), shape, lambda table: table[: self.rows], True, invert=fill_up)
+
     def inputs(self, x: Node, inputs: TextInputs, w: Weights) -> Node:
         """Return the inputs of all layers, side by side x [T, D], the embeddings -> [T, L P]"""
-        tokens = w.embed(inputs.text_ids(self.pad), "per_layer_token_embd", self.size**0.5)
+        tokens = w.embed(
+            inputs.text_ids(self.pad, self.rows), "per_layer_token_embd", self.size**0.5
+        )
         context = ops.scale(
             w.linear(x, "per_layer_model_proj"),
             factor=self.width**-0.5,
@@ -76,8 +97,8 @@ class PerLayer:
             ops.add(context, tokens, name="per_layer.sum"), factor=2.0**-0.5, name="per_layer"
         )
 
-    def add(self, x: Node, layer: int, given: Node, w: Weights) -> Node:
-        """x and what comes of the layer's own input, as much as a gate in x lets through
+    def output(self, x: Node, layer: int, given: Node, w: Weights) -> Node:
+        """Return what the layer's own input adds, as much as a gate in x lets through
 
         x [T, D], given [T, L P] -> [T, D]
         """
@@ -91,29 +112,19 @@ class PerLayer:
             ),
             f"{at}.proj",
         )
-        return ops.add(w.rms_norm(y, f"{at}.post_norm", self.eps), x, name=f"{at}.inp_residual")
+        return w.rms_norm(y, f"{at}.post_norm", self.eps)
 
 
 def read_per_layer(
-    c: Settings, *, layers: int, width: int, eps: float, vocabulary: int
-) -> PerLayer | None:
-    """Read it from a text_config with transformers' keys, None where layers have no inputs of their
-    own. Raises ModelError for a table that does not have all tokens.
-    """
-    if c.get("hidden_size_per_layer_input", 256) == 0:
-        return None
-    rows, pad = c.count("vocab_size_per_layer_input", vocabulary), c.get("pad_token_id", 0)
-    if rows < vocabulary or type(pad) is not int or not 0 <= pad < rows:
-        raise ModelError(
-            f"{c.where}: vocab_size_per_layer_input is {rows} and pad_token_id {pad!r:.20}; "
-            "expected a row for each of "
-            f"{vocabulary} tokens, and the pad token among them"
-        )
+    c: Settings, *, layers: int, width: int, eps: float, vocabulary: int, pad: int
+) -> PerLayer:
+    """Read it from a text_config with transformers' keys. Raises ModelError."""
     return PerLayer(
         layers=layers,
         width=width,
         size=c.count("hidden_size_per_layer_input", 256, maximum=MAX_WIDTH),
-        rows=rows,
+        rows=c.count("vocab_size_per_layer_input", vocabulary),
+        vocabulary=vocabulary,
         pad=pad,
         eps=eps,
     )
