@@ -4,7 +4,7 @@ extractors of Gemma compute it, of recordings up to a longest one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,9 +28,11 @@ MAX_FRAME = 4096  # samples
 
 @dataclass(frozen=True)
 class UsmMel:
-    """`bins` of the spectrum up to `highest` Hz, from frames of `frame` samples, each `hop` after
-    the other, by a transform of `size` samples; `floor` is added to magnitudes. The first frame
-    begins half a frame before the samples, and behind the last there is another sample.
+    """`bins` of the spectrum from `lowest` up to `highest` Hz, from frames of `frame` samples, each
+    `hop` after the other, by a transform of `size` samples; `floor` is added to magnitudes, or, if
+    it `is_minimum`, is the smallest. The first frame begins `lead` samples before a recording, and
+    behind the last there is another sample. Of each sample but a frame's first `emphasis` times the
+    one before is taken away, of that as much of itself.
     """
 
     bins: int
@@ -40,11 +42,15 @@ class UsmMel:
     highest: float = HIGHEST
     floor: float = 1e-3
     rate: int = RATE
+    lead: int = 160
+    lowest: float = 0.0
+    emphasis: float = 0.0
+    is_minimum: bool = False
 
     @property
     def shortest(self) -> int:
         """Samples that have a frame."""
-        return self.frame - self.frame // 2 + 1
+        return self.frame - self.lead + 1
 
     def frames(self, samples: int) -> int:
         """Return how many frames so many samples have, `shortest` at least."""
@@ -52,13 +58,21 @@ class UsmMel:
 
     def __call__(self, samples: Samples) -> NDArray[np.float32]:
         """samples [N], N >= `shortest` -> [frames(N), bins]"""
-        padded = np.pad(samples, (self.frame // 2, 0))
+        padded = np.pad(samples, (self.lead, 0))
         windows = np.lib.stride_tricks.sliding_window_view(padded, self.frame)
-        frames = windows[: -1 : self.hop] * _hann(self.frame)
+        frames = self._emphasized(windows[: -1 : self.hop]) * _hann(self.frame)
         magnitudes = np.abs(np.fft.rfft(frames, n=self.size))
-        filters = htk_filters(self.bins, self.size, self.rate, self.highest)
-        result: NDArray[np.float32] = np.log(magnitudes @ filters + self.floor).astype(np.float32)
+        mels = magnitudes @ htk_filters(self.bins, self.size, self.rate, self.highest, self.lowest)
+        mels = np.maximum(mels, self.floor) if self.is_minimum else mels + self.floor
+        result: NDArray[np.float32] = np.log(mels).astype(np.float32)
         return result
+
+    def _emphasized(self, frames: Samples) -> Samples:
+        """[frames, frame]"""
+        if not self.emphasis:
+            return frames
+        first, rest = frames[:, :1] * (1.0 - self.emphasis), frames[:, 1:]
+        return np.concatenate((first, rest - self.emphasis * frames[:, :-1]), 1)
 
 
 def _hann(length: int) -> NDArray[np.float32]:
@@ -66,11 +80,14 @@ def _hann(length: int) -> NDArray[np.float32]:
 
 
 @lru_cache(maxsize=4)
-def htk_filters(bins: int, size: int, rate: int, highest: float) -> NDArray[np.float64]:
+def htk_filters(
+    bins: int, size: int, rate: int, highest: float, lowest: float = 0.0
+) -> NDArray[np.float64]:
     """Triangles of height 1 over the frequencies of a spectrum, [1 + size / 2, bins], on HTK's
     scale of mels.
     """
-    mels = np.linspace(0.0, _PER_DECADE * np.log10(1.0 + highest / _CORNER), bins + 2)
+    first, last = (_PER_DECADE * np.log10(1.0 + hertz / _CORNER) for hertz in (lowest, highest))
+    mels = np.linspace(first, last, bins + 2)
     edges = _CORNER * (np.power(10, mels / _PER_DECADE) - 1.0)
     return triangles(edges, np.linspace(0, rate // 2, 1 + size // 2))
 
@@ -82,7 +99,9 @@ _CORNER, _PER_DECADE = 700.0, 2595.0  # Hz, mels
 class UsmFrames:
     """All frames of a recording as one tile, of which each token has `stride`, the last one those
     that are left. What comes after `longest` samples is left out, and a note says so; recordings
-    without a whole frame are filled up with silence.
+    without a whole frame are filled up with silence, and so are all to a `multiple` of samples.
+    Where a recording always has so many `tokens`, the encoder's separator stands behind what was
+    heard.
 
     A tile is fp32 [1, frames, bins].
     """
@@ -90,6 +109,8 @@ class UsmFrames:
     mel: UsmMel
     stride: int
     longest: int
+    multiple: int = 1
+    tokens: int | None = None
 
     normalize = Normalize((0.0,), (1.0,), 1.0)
 
@@ -98,53 +119,103 @@ class UsmFrames:
 
     def windows(self, samples: Samples) -> ImagePlan:
         heard, notes = first_seconds(samples, self.longest, self.mel.rate)
-        if (missing := self.mel.shortest - len(heard)) > 0:
+        if (missing := self._filled_up(len(heard)) - len(heard)) > 0:
             heard = np.pad(heard, (0, missing))
-        tile = self.mel(heard)
-        size = (self.mel.bins, len(tile))
-        return ImagePlan((tile[None],), (size,), self.token_count(len(samples)), notes=notes)
+        tile, order = self.mel(heard), None
+        size, tokens = (self.mel.bins, len(tile)), self.token_count(len(samples))
+        if (count := -(-len(tile) // self.stride)) < tokens:
+            order = np.arange(tokens)
+            order[count:] = -1
+        return ImagePlan((tile[None],), (size,), tokens, order=order, notes=notes)
+
+    def _filled_up(self, samples: int) -> int:
+        """Return how many samples are encoded of so many."""
+        heard = min(max(samples, self.mel.shortest), self.longest)
+        return -(-heard // self.multiple) * self.multiple
 
     def token_count(self, samples: int) -> int:
         """Return how many tokens so many samples take."""
-        heard = min(max(samples, self.mel.shortest), self.longest)
-        return -(-self.mel.frames(heard) // self.stride)
+        if self.tokens is not None:
+            return self.tokens
+        return -(-self.mel.frames(self._filled_up(samples)) // self.stride)
 
     def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:  # noqa: ARG002
         """Return the tokens of the longest recording."""
         return self.token_count(self.longest)
 
     def tile_type(self) -> Type:
-        return Type.contiguous((1, self.mel.frames(self.longest), self.mel.bins), torch.float32)
+        frames = self.mel.frames(self._filled_up(self.longest))
+        return Type.contiguous((1, frames, self.mel.bins), torch.float32)
 
     def largest_tile_type(self) -> Type:
         return self.tile_type()
 
 
 def read_usm(features: Settings, bins: int, stride: int) -> UsmFrames:
-    """Read it from a feature extractor's settings, with transformers' defaults; they have to fit
-    the encoder's `bins`. Raises ModelError.
+    """Read it from the settings of Gemma 4's feature extractor, with transformers' defaults; they
+    have to fit the encoder's `bins`. Raises ModelError.
     """
+    for key in ("preemphasis", "min_frequency"):
+        features.choice(key, (0.0, 0), 0.0)
+    mel = _read_mel(features, bins, Settings({}, features.where))
+    return UsmFrames(replace(mel, lead=mel.frame // 2), stride, LONGEST)
+
+
+# transformers' defaults for the settings of Gemma 3n's feature extractor
+EMPHASIZING = {
+    "frame_length_ms": 32.0,
+    "fft_overdrive": True,
+    "max_frequency": 7600.0,
+    "mel_floor": 1e-5,
+}
+MULTIPLE = 128  # samples
+
+
+def read_emphasizing_usm(features: Settings, bins: int, stride: int, tokens: int) -> UsmFrames:
+    """Read it from the settings of Gemma 3n's feature extractor, with transformers' defaults; they
+    have to fit the encoder's `bins`, and the longest recording `tokens`. Raises ModelError.
+    """
+    features.choice("preemphasis_htk_flavor", (True,), True)
+    lowest, emphasis = (
+        0.0 if features.get(key, None) == 0 else features.number(key, usual)
+        for key, usual in (("min_frequency", 125.0), ("preemphasis", 0.97))
+    )
+    mel = _read_mel(features, bins, Settings(EMPHASIZING, features.where))
+    mel = replace(mel, lead=0, lowest=lowest, emphasis=emphasis, is_minimum=True)
+    result = UsmFrames(mel, stride, LONGEST, MULTIPLE)
+    if (count := result.max_tokens()) > tokens:
+        raise ModelError(
+            f"{features.where}: {LONGEST} samples have {count} tokens, expected at most the "
+            f"{tokens} that a recording takes"
+        )
+    return replace(result, tokens=tokens)
+
+
+def _read_mel(features: Settings, bins: int, usual: Settings) -> UsmMel:
+    """Read what both have in common. Raises ModelError."""
+    where = features.where
     features.choice("feature_size", (bins,), bins)
-    for key in ("dither", "padding_value", "preemphasis", "min_frequency"):
+    for key in ("dither", "padding_value"):
         features.choice(key, (0.0, 0), 0.0)
     features.choice("input_scale_factor", (1.0, 1), 1.0)
     for key in ("per_bin_mean", "per_bin_stddev"):
         features.choice(key, (None,), None)
+    features = Settings({**usual.values, **features.values}, where)
     rate = features.count("sampling_rate", RATE)
     frame, hop = (
-        round(min(rate * features.number(f"{part}_length_ms", usual) / 1000, 2 * MAX_FRAME))
-        for part, usual in (("frame", 20.0), ("hop", 10.0))
+        round(min(rate * features.number(f"{part}_length_ms", ms) / 1000, 2 * MAX_FRAME))
+        for part, ms in (("frame", 20.0), ("hop", 10.0))
     )
     if not (1 < frame <= MAX_FRAME and frame // 8 < hop <= frame):
         raise ModelError(
-            f"{features.where}: frames of {frame} samples, each {hop} after the other; expected at "
+            f"{where}: frames of {frame} samples, each {hop} after the other; expected at "
             f"most {MAX_FRAME}, and steps between an eighth of a frame and a whole one"
         )
     size = (1 + features.flag("fft_overdrive", False)) << (frame - 1).bit_length()
     # Files say these as well, and transformers computes them
     for key, value in (("frame_length", frame), ("hop_length", hop), ("fft_length", size)):
         features.choice(key, (value,), value)
-    mel = UsmMel(
+    return UsmMel(
         bins,
         frame,
         hop,
@@ -153,4 +224,3 @@ def read_usm(features: Settings, bins: int, stride: int) -> UsmFrames:
         features.number("mel_floor", 1e-3),
         rate,
     )
-    return UsmFrames(mel, stride, LONGEST)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import AXIAL, attend, split_heads
-from mtmd.clip.families.gemma4.linear import clipped_linear, linear_parameters
+from mtmd.clip.clipped_linear import clipped_linear, linear_parameters
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import Rotary, rotary
@@ -65,7 +65,9 @@ class GatedTower:
                     len(shape) == 2,
                 )
                 if linear:
-                    parameters |= linear_parameters(at, shape, source(theirs), clipped=self.clipped)
+                    parameters |= linear_parameters(
+                        at, shape, source(f"{theirs}.linear"), clipped=self.clipped
+                    )
                 else:
                     parameters[f"{at}.weight"] = Parameter(shape, source(f"{theirs}.weight"))
         return parameters

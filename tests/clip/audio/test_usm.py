@@ -12,7 +12,7 @@ from sounds import tones
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 
 from mtmd.base.errors import ModelError
-from mtmd.clip.audio.usm import UsmFrames, read_usm
+from mtmd.clip.audio.usm import UsmFrames, read_emphasizing_usm, read_usm
 from mtmd.kernels.checkpoint.settings import Settings
 
 
@@ -43,6 +43,37 @@ def test_it_is_that_of_transformers(settings: dict[str, Any]) -> None:
     (note,) = plan.notes
     assert f"first {480_000 / ours.mel.rate:.0f} s" in note
     assert plan.tokens == ours.max_tokens() and plan.tiles[0].shape == ours.tile_type().shape
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"feature_size": 40, "frame_length_ms": 20.0, "fft_overdrive": False, "min_frequency": 0.0},
+        {"feature_size": 20, "max_frequency": 4000.0, "mel_floor": 1e-3, "preemphasis": 0.5},
+    ],
+)
+def test_frames_with_emphasis_are_those_of_transformers(settings: dict[str, Any]) -> None:
+    from transformers.models.gemma3n.feature_extraction_gemma3n import Gemma3nAudioFeatureExtractor
+
+    theirs = Gemma3nAudioFeatureExtractor(**settings)
+    where = Settings(settings, "processor_config.json")
+    ours = read_emphasizing_usm(where, theirs.feature_size, 16, 188)
+    for count in (513, 640, 641, 1603, 12345, 480_000, 480_001):
+        samples = tones(count / 16_000, 16_000)[:count]
+        made = theirs([samples], return_tensors="np")
+        mask, expected = made["input_features_mask"][0], made["input_features"][0]
+        plan = ours.windows(samples)
+        assert mask.all() and plan.tiles[0][0].shape == expected.shape
+        error = np.square(plan.tiles[0][0] - expected).sum() / np.square(expected).sum()
+        assert error <= 1e-10, count
+        assert plan.tokens == ours.token_count(count) == 188
+        heard = -(-len(expected) // 16)
+        assert heard == 188 if plan.order is None else (plan.order >= 0).sum() == heard
+        assert bool(plan.notes) == (count > 480_000)
+    shortest = ours.windows(np.ones(1, np.float32))
+    assert shortest.order is not None and (shortest.order >= 0).sum() == 1
+    assert plan.tiles[0].shape == ours.tile_type().shape
 
 
 @pytest.mark.parametrize("count", [1, 160])

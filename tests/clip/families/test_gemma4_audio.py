@@ -33,14 +33,15 @@ def test_defaults_are_those_of_transformers() -> None:
     from transformers.models.gemma4.configuration_gemma4 import Gemma4AudioConfig
 
     theirs, ours = Gemma4AudioConfig(), read()
-    assert (ours.layers, ours.width, ours.heads, ours.kernel, ours.output_width) == (
+    c = ours.conformer
+    assert (c.layers, c.width, c.heads, c.kernel, ours.output_width) == (
         theirs.num_hidden_layers,
         theirs.hidden_size,
         theirs.num_attention_heads,
         theirs.conv_kernel_size,
         theirs.output_proj_dims,
     )
-    assert (list(ours.channels), ours.ffn_scale, ours.cap, ours.clipped, ours.eps) == (
+    assert (list(ours.channels), c.ffn_scale, c.cap, c.clipped, c.eps) == (
         theirs.subsampling_conv_channels,
         theirs.residual_weight,
         theirs.attention_logit_cap,
@@ -48,7 +49,7 @@ def test_defaults_are_those_of_transformers() -> None:
         theirs.rms_norm_eps,
     )
     assert ours.text_width == Gemma4Config().text_config.hidden_size
-    assert ours.reach == audio.Reach() and ours.resolution.max_tokens() == 750
+    assert c.reach == audio.Reach() and ours.resolution.max_tokens() == 750
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_attention_reaches_as_far_as_transformers(chunk: int, left: int, right: 
     }
     torch.manual_seed(chunk)
     model = Gemma4AudioModel(Gemma4AudioConfig(**settings)).eval()
-    layer, reach = model.layers[0].self_attn, read(**settings).reach
+    layer, reach = model.layers[0].self_attn, read(**settings).conformer.reach
     with torch.no_grad():
         torch.nn.init.normal_(layer.relative_k_proj.weight)
         torch.nn.init.normal_(layer.q_proj.linear.weight)

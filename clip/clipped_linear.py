@@ -1,5 +1,5 @@
-"""Linear layers of Gemma 4's encoders, whose inputs and outputs may be clipped to limits that the
-checkpoint holds.
+"""Linear layers of encoders, whose inputs and outputs may be clipped to limits that the checkpoint
+holds.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ def linear_parameters(
     at: str, shape: Shape, sources: tuple[str, ...], *, clipped: bool
 ) -> Mapping[str, Parameter]:
     """Parameters of a layer: its weight, and, if it is `clipped`, its limits. `sources` lists the
-    names that the layer may have in a checkpoint.
+    names that its product may have in a checkpoint.
     """
 
-    def named(name: str) -> tuple[str, ...]:
-        return tuple(f"{source}.{name}" for source in sources)
+    def limits(end: str) -> tuple[str, ...]:
+        return tuple(f"{source.removesuffix('.linear')}.{end}" for source in sources)
 
-    result = {f"{at}.weight": Parameter(shape, named("linear.weight"))}
+    result = {f"{at}.weight": Parameter(shape, tuple(f"{source}.weight" for source in sources))}
     for end in ENDS if clipped else ():
         result[f"{at}.{end}"] = Parameter(
             shape=(1,),
-            sources=named(end),
+            sources=limits(end),
             stored=(),
             convert=torch.atleast_1d,
             gguf=(Stored((f"{at}.{end}",), (1,)),),
