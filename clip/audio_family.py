@@ -36,6 +36,7 @@ FAMILIES = (
         ("audioflamingo3", "musicflamingo"),
         ("musicflamingo",),
     ),
+    Entry("mtmd.clip.families.gemma3n.audio", ("gemma3n",), ("gemma3na",)),
     Entry("mtmd.clip.families.gemma4.audio", ("gemma4",), ("gemma4a",)),
     Entry("mtmd.clip.families.gemma4.unified_audio", ("gemma4_unified",), ("gemma4ua",)),
     Entry("mtmd.clip.families.glm_asr", ("glmasr",), ("glma",)),
@@ -89,6 +90,14 @@ class HearsAlongsidePictures(Protocol):
     @property
     def alongside_pictures(self) -> AudioResolution:
         """Return how samples become tiles then."""
+
+
+@runtime_checkable
+class HasSeparator(Protocol):
+    """A family whose `ImagePlan.order` may have -1."""
+
+    separator: str
+    """The parameter whose last row stands there."""
 
 
 def hears(config: Settings) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtmd.clip.audio_family import AudioFamily
+from mtmd.clip.audio_family import AudioFamily, HasSeparator
 from mtmd.clip.family import MarkedFamily, Tower, VisionFamily
 from mtmd.clip.grids import PackedGrids
 from mtmd.clip.image.device_normalize import normalized, tables
@@ -477,15 +477,16 @@ class TowerEncoder:
         )
         return rows.view(-1, rows.shape[-1])
 
-    def marks(self) -> Mapping[int, Tensor]:
+    def marks(self) -> Mapping[int | str, Tensor]:
         """Return the embeddings [D] of tokens that the family has some of its own for, by the ids
-        of the tokens.
+        or the texts of the tokens.
         """
         family: object = self.family
         if not isinstance(family, MarkedFamily):
             return {}
         rows = self.residency.get(weight(family.marks, self.weights, self.dtype), self.backends[0])
-        return dict(zip(family.mark_tokens, rows, strict=True))
+        tokens: tuple[int | str, ...] = family.mark_tokens
+        return dict(zip(tokens, rows, strict=True))
 
     def join(self, plan: ImagePlan, tiles: Sequence[Tensor]) -> Tensor:
         """The embeddings [T, D] of the tokens of a picture, or of audio, from those of its
@@ -558,6 +559,11 @@ class AudioEncoder(TowerEncoder):
     family: AudioFamily
     name = "audio encoder"
     noun = "audio"
+
+    @property
+    def separator(self) -> str | None:
+        family: object = self.family
+        return family.separator if isinstance(family, HasSeparator) else None
 
     def widened(self, rows: Tensor, width: int) -> Tensor:
         """Rows [T, D] as the decoder reads those of pictures, [T, width]: layers that get image

@@ -244,8 +244,8 @@ class BeginsText(Protocol):
 class MarkedFamily(Protocol):
     """A family with embeddings of its own for tokens around what it encodes."""
 
-    mark_tokens: tuple[int, ...]
-    """The ids of those tokens."""
+    mark_tokens: tuple[int, ...] | tuple[str, ...]
+    """The ids of those tokens, or their texts."""
     marks: str
     """The parameter [N, D] whose rows are their embeddings, in the same order."""
 
@@ -418,9 +418,9 @@ def gguf_of(family: VisionFamily, where: str) -> tuple[dict[str, Any], GgufTower
         for name, shape in next(parameter.ways(canonical, canonical=True)).each()
     }
     read = gguf_vision_family(made.projector, metadata, shapes, where)
-    for name in getattr(family, "__dataclass_fields__", ()):
+    for name, one in getattr(family, "__dataclass_fields__", {}).items():
         a, b = getattr(family, name), getattr(read, name)
-        if name not in NOT_IN_GGUF and not _alike(a, b):
+        if one.compare and name not in NOT_IN_GGUF and not _alike(a, b):
             raise ModelError(
                 f"{where}: a GGUF with projector {made.projector} does not say {name} {a!r:.60} "
                 f"(it would be {b!r:.60}); use the model in safetensors"
@@ -433,7 +433,7 @@ def _alike(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=1e-6)
     if is_dataclass(a) and type(a) is type(b):
-        return all(_alike(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+        return all(_alike(getattr(a, f.name), getattr(b, f.name)) for f in fields(a) if f.compare)
     return bool(a == b)
 
 

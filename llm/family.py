@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -30,7 +30,7 @@ from mtmd.llm.state import State
 
 DEFAULT_CONTEXT = 8192
 # Fields of families that say how a checkpoint's tensors are laid out, or what follows from them.
-NOT_IN_GGUF = ("turned", "ahead", "delta")
+NOT_IN_GGUF = ("turned", "ahead", "delta", "rows")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ FAMILIES = (
     Entry(
         "mtmd.llm.families.gemma", ("gemma", "gemma2", "gemma3_text"), ("gemma", "gemma2", "gemma3")
     ),
+    Entry("mtmd.llm.families.gemma3n", ("gemma3n_text",), ("gemma3n",)),
     Entry("mtmd.llm.families.gemma4.text", ("gemma4_text", "gemma4_unified_text"), ("gemma4",)),
     Entry(
         "mtmd.llm.families.llama",
@@ -289,8 +290,10 @@ def _differing(ours: Any, theirs: Any, divided: bool) -> str:
             continue
         if name in NOT_IN_GGUF or a == b:
             continue
-        if type(a) is type(b) and (inner := _differing(a, b, divided)):
-            return f"{name}.{inner}"
+        if type(a) is type(b) and is_dataclass(a):
+            if inner := _differing(a, b, divided):
+                return f"{name}.{inner}"
+            continue
         return f"{name} {a!r:.60} (it would be {b!r:.60})"
     return ""
 

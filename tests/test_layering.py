@@ -55,7 +55,16 @@ ORDER = {
         ("report",),  # and what came of it
     ),
     "clip": (
-        ("token_budget", "tasks", "image", "blocks", "marks", "grids", "media_file"),
+        (
+            "token_budget",
+            "tasks",
+            "image",
+            "blocks",
+            "clipped_linear",
+            "marks",
+            "grids",
+            "media_file",
+        ),
         (
             "resolution",
             "pictures_first",
@@ -76,8 +85,8 @@ ORDER = {
         ("experts", "parameters", "state", "tokenizer"),
         ("batch", "gguf_keys", "sampling"),  # what one forward reads, how its logits are read
         ("inputs", "plan_maker"),
-        ("blocks", "family"),
-        ("mamba2",),
+        ("blocks", "family", "per_layer"),
+        ("layer_kinds", "mamba2"),
         ("engine", "families"),  # neither knows the other: a family builds, the engine runs
         ("batch_shapes", "warmup"),
     ),

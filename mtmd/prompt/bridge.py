@@ -585,7 +585,8 @@ class Bridge:
         """
         marks: dict[int, Tensor] = {}
         for encoder in (self.encoder, self.audio_encoder):
-            marks |= encoder.marks() if encoder else {}
+            for token, row in (encoder.marks() if encoder else {}).items():
+                marks[self.tokenizer.id(token) if isinstance(token, str) else token] = row
         if not marks:
             return [Span(tuple(tokens))]
         spans: list[Span] = []

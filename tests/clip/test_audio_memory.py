@@ -47,11 +47,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
             *("ultravox", "voxtral"),
         )
     },
+    "gemma3n": {"audio_config": {"conf_num_hidden_layers": 1, "hidden_size": WIDTH}},
     "gemma4": {"audio_config": {"num_hidden_layers": 1, "hidden_size": WIDTH}},
     "granite_speech": {"encoder_config": GRANITE, "projector_config": FORMER},
     "lfm2_audio": {"audio_config": {"n_layers": LAYERS, "d_model": WIDTH}},
 }
-SECONDS = dict.fromkeys(("gemma4", "granite_speech", "lfm2_audio"), 6.0)  # others have windows
+SECONDS = dict.fromkeys(
+    ("gemma3n", "gemma4", "granite_speech", "lfm2_audio"), 6.0
+)  # others have windows
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gemma3n
 import numpy as np
 import phi4_multimodal
 import torch
@@ -714,6 +715,7 @@ def _at_the_decoder(model: Any, decoder: Any, inputs: dict[str, Any]) -> torch.T
 
 CASES: dict[str, Callable[[Path], AudioOracle]] = {
     "audio_flamingo3": audio_flamingo3,
+    "gemma3n": gemma3n.heard,
     "gemma4": gemma4,
     "gemma4_unified": gemma4_unified,
     "glm_asr": glm_asr,

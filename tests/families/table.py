@@ -19,6 +19,7 @@ MODULES = (
     "donut",
     "florence2",
     "ovis2",
+    "gemma3n",
     "gemma4",
     "idefics3",
     "granite_docling",

@@ -78,6 +78,8 @@ REFUSED = {  # variants of which llama.cpp takes something else for granted
     "janus, of three, 6 heads on 2, no system prompt": "no GGUF holds its image encoder",
     "windows of 4, Q-Formers of two layers": "no GGUF holds its image encoder",
     "deepseek-vl, tied": "no GGUF holds its image encoder",
+    "three streams, the second computed, widths by layer": "no feed-forward layers of several "
+    "widths",
     "no tiles, untied, no projector norm, 6 heads on 2, head of 36, as published": "tile_size",
 }
 CASES = [(row, variant) for row in ROWS for variant in ROWS[row].variants]

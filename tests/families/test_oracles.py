@@ -12,6 +12,7 @@ import torch
 import torchvision_stand_in as stand_in
 from common import Messages, Oracle, literal, picture
 from table import CASES, ROWS
+from timm_stand_in import timm_here
 
 PICTURES = [picture(0, 70, 50), picture(1, 33, 91)]
 REQUIRED = [
@@ -79,9 +80,10 @@ def test_the_files_are_the_model(build: Any, row: str, variant: str) -> None:
     if row == "trocr" and "sines" in variant:
         pytest.skip("transformers 5.23 reads such files without values for the sines")
     inputs = question(oracle, row)
-    read, report = type(oracle.model).from_pretrained(
-        oracle.folder, dtype=torch.float32, output_loading_info=True
-    )
+    with timm_here():
+        read, report = type(oracle.model).from_pretrained(
+            oracle.folder, dtype=torch.float32, output_loading_info=True
+        )
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
         assert (

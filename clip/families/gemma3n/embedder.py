@@ -5,7 +5,7 @@ text, into the decoder's width (transformers' Gemma3nMultimodalEmbedder).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -30,9 +30,9 @@ class Embedder:
     module: str
     width: int
     tokens: int
-    first: int
     eps: float
     text_width: int
+    first: int = field(compare=False)  # which no GGUF says
 
     def parameters(self, at: str) -> dict[str, Parameter]:
         """Return the parameters by their names below `at`."""

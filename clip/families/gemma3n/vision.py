@@ -7,7 +7,7 @@ transformers' models/gemma3n the network.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isqrt
 from typing import Any, TypeAlias
 
@@ -187,15 +187,15 @@ class Gemma3nVision:
     stages: tuple[tuple[Block, ...], ...]
     fusion: InvertedBottleneck
     embedder: Embedder
-    mark_tokens: tuple[int, ...]
     resolution: FixedSquare
+    end: int = field(compare=False)  # the id of the token behind a picture, which no GGUF says
 
     marker = image_token = "<image_soft_token>"
     around = ("", "")
     bidirectional = False
     separator = None
     video = None
-    marks = "mm.marks"
+    mark_tokens, marks = ("<end_of_image>",), "mm.marks"
     unused = ()
 
     def parameters(self) -> Mapping[str, Parameter]:
@@ -209,7 +209,7 @@ class Gemma3nVision:
             parameters |= block.parameters(f"v.blk.{at}", f"blocks.{at}")
         parameters |= self.fusion.parameters("v.msfa.ffn", "msfa.ffn")
         parameters |= _norm("v.msfa.norm", "msfa.norm", self.fusion.outer)
-        marks = self.embedder.tokens_parameter("mm", self.mark_tokens)
+        marks = self.embedder.tokens_parameter("mm", (self.end,))
         return parameters | self.embedder.parameters("mm") | {self.marks: marks}
 
     def prompt(self, plan: ImagePlan) -> str:
@@ -285,14 +285,14 @@ def _smaller(grid: Grid, stride: int) -> Grid:
 
 
 def _stride(block: Block) -> int:
-    """By how much a block makes its grid smaller."""
+    """Factor by which a block makes its grid smaller."""
     return 1 if isinstance(block, MultiQuery) else block.stride
 
 
 def _nearest(grid: Grid, other: Grid) -> torch.Tensor:
     """Return the cell of a smaller grid `other` that each cell of `grid` shows, int64 [P]."""
     rows, columns = (
-        torch.arange(cells) * least // cells for cells, least in zip(grid, other, strict=True)
+        torch.arange(cells) * fewer // cells for cells, fewer in zip(grid, other, strict=True)
     )
     return (rows[:, None] * other[1] + columns).flatten()
 
@@ -334,9 +334,13 @@ def _column(name: str, theirs: str, width: int) -> Parameter:
     return Parameter((width,), _names(theirs), gguf=(own,))
 
 
-def to_gguf(family: Gemma3nVision) -> GgufTower:
-    """Return the keys of a GGUF that say the same; what blocks there are, its tensors say."""
+def to_gguf(family: Gemma3nVision) -> GgufTower | None:
+    """Return the keys of a GGUF that say the same; what blocks there are, its tensors say. None
+    where the token behind a picture is not the first that the embedder has.
+    """
     side, embedder = family.resolution.side, family.embedder
+    if family.end != embedder.first:
+        return None
     keys = {
         "vision.block_count": 128,  # not read; llama.cpp's converter writes it
         "vision.embedding_length": embedder.width,
@@ -505,7 +509,7 @@ def read(top: Settings, image: Settings) -> Gemma3nVision:
         stages=stages,
         fusion=fusion,
         embedder=embedder,
-        mark_tokens=(top.token_id("eoi_token_id", END_OF_IMAGE),),
+        end=top.token_id("eoi_token_id", END_OF_IMAGE),
         resolution=resolution,
     )
 
