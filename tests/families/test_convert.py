@@ -138,6 +138,9 @@ def test_every_family_comes_back(build: Build, tmp_path: Path, row: str, variant
         expected = with_weights(checkpoint, mixture).text_weights
         for name in expected.shapes:
             a, b = back.text_weights.read(name, torch.float32), expected.read(name, torch.float32)
+            if name == "per_layer_token_embd.weight":  # copies of a row stand for other tokens
+                assert torch.equal(a[len(b) :], b[:1].expand(len(a) - len(b), -1))
+                a = a[: len(b)]
             assert torch.equal(a, b), name
         assert back.stop_tokens >= checkpoint.stop_tokens
         for text in TEXTS:
