@@ -15,6 +15,7 @@ import torch
 from common import Oracle, literal
 from safetensors.torch import load_file, save_file
 from table import ROWS
+from timm_stand_in import timm_here
 
 from mtmd.base.errors import ModelError
 from mtmd.checkpoint.open import open_checkpoint
@@ -73,7 +74,8 @@ def other_head(tensors: Tensors, table: str) -> None:
 
 def head_of_one_other_row(tensors: Tensors, table: str) -> None:
     tensors[HEAD] = tensors[table].clone()
-    tensors[HEAD][-3] *= -1
+    filled = tensors[HEAD].any(dim=1).nonzero().flatten()  # Gemma 3n's last rows are zeros
+    tensors[HEAD][filled[-3]] *= -1
 
 
 def copied_head(tensors: Tensors, table: str) -> None:
@@ -90,7 +92,8 @@ def no_head(tensors: Tensors, table: str) -> None:
 
 @torch.no_grad()
 def theirs(oracle: Oracle, folder: Path) -> torch.Tensor:
-    model = type(oracle.model).from_pretrained(folder, dtype=torch.float32).eval()
+    with timm_here():
+        model = type(oracle.model).from_pretrained(folder, dtype=torch.float32).eval()
     literal(model)
     inner = getattr(model, "language_model", None)  # of BLIP-2 a whole model, its head inside
     result: torch.Tensor = (inner if hasattr(inner, "lm_head") else model)(

@@ -51,11 +51,14 @@ class Graph:
 
 @dataclass(frozen=True)
 class Match:
-    """`made`, which stands for `nodes`, and what becomes of those that others read."""
+    """`made`, which stands for `nodes`, and what becomes of those that others read. It does what
+    the nodes of `shared` do, too, which several matches may have: they go when nobody reads them.
+    """
 
     nodes: tuple[Node, ...]
     made: Node
     instead: Mapping[Node, Node]
+    shared: tuple[Node, ...] = ()
 
 
 class Named(Protocol):
@@ -89,7 +92,8 @@ def rewritten(
         taken: set[Node] = set()
         homes = split.homes(graph.nodes) if split else {}
         for match in rule(graph):
-            locations = {homes.get(n, backend) for n in match.nodes if not n.is_leaf}
+            all_nodes = (*match.nodes, *match.shared)
+            locations = {homes.get(n, backend) for n in all_nodes if not n.is_leaf}
             if (
                 taken.isdisjoint(match.nodes)
                 and len(locations) == 1
@@ -104,7 +108,7 @@ def rewritten(
 
 
 def _may(match: Match, backend: Backend, overrides: Sequence[Named]) -> bool:
-    nodes = (*match.nodes, match.made)
+    nodes = (*match.nodes, *match.shared, match.made)
     return not any(o.matches(n) for o in overrides for n in nodes) and not any(
         backend.rejects(n) for n in nodes if not OPS[n.op].is_view
     )

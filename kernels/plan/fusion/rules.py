@@ -49,7 +49,8 @@ def paged_attention(graph: Graph) -> Iterator[Match]:
             name=node.name,
             **_quantized(k),
         )
-        yield Match((node, k, v), made, {node: made})
+        # Gemma 3n's and Gemma 4's last layers read what an earlier one gathers
+        yield Match((node,), made, {node: made}, shared=(k, v))
 
 
 def turned_queries(graph: Graph) -> Iterator[Match]:

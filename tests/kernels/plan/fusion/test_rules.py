@@ -123,6 +123,16 @@ def test_attention_reads_pages_and_turns_what_it_reads():
     }
 
 
+def test_layers_that_read_the_same_keys_read_their_pages():
+    _, attention = cached()
+    q, *others = attention.inputs
+    assert q is not None
+    twice = ops.scale(q, factor=2.0, name="twice")
+    again = ops.attention(twice, *others, scale=0.25, softcap=9.0, name="again")
+    result = ops_of(compared(attention, again))
+    assert result["paged_attention"] == 2 and "gather_pages" not in result
+
+
 @pytest.mark.parametrize("norms", [False, True])
 def test_keys_that_do_not_turn_are_stored_as_they_are(norms: bool):
     _, attention = cached(turned=False, norms=norms)
