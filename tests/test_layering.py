@@ -549,7 +549,7 @@ def test_the_web_process_loads_without_torch():
     """All of the server, and whatever else the process of `mtmd serve` imports."""
     web = {module_name(p) for p in FILES if part_of(p)[0] == "web"}
     others = {
-        "mtmd.engine_process.client",
+        "mtmd.engine_process.supervisor",
         "mtmd.clip.image.isolated",
         "mtmd.commands.serve",
         "mtmd.loaded.allocator",

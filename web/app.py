@@ -10,13 +10,13 @@ from typing import IO, TYPE_CHECKING, Any
 from flask import Request, g, request
 
 from mtmd import WarmupReport
-from mtmd.web import auth, errors, headers, status
+from mtmd.web import access, errors, headers, status
 from mtmd.web.answering.answer import Answering
 from mtmd.web.clients import group_of
 from mtmd.web.intake.fetch_media import Fetcher
-from mtmd.web.intake.gate import Gate, GatedFlask
 from mtmd.web.intake.media import Media
 from mtmd.web.intake.proxies import Proxies
+from mtmd.web.intake.request_limits import Gate, GatedFlask
 from mtmd.web.intake.uploads import Uploads
 from mtmd.web.interfaces import (
     anthropic,
@@ -104,11 +104,11 @@ def _create(models: Models, settings: ServerSettings, store: Store | None) -> Ga
     headers.register(app, settings)
     counters = Metrics(models)
     record.register(app, counters.count)
-    auth.register(app, settings)
+    access.register(app, settings)
     gate = Gate(app, settings, models.slots, _client)
     errors.register(app)
     budget = gate.budget
-    keys = auth.keys_of(app)
+    keys = access.keys_of(app)
     uploads = Uploads(settings.upload_bytes, owners=lambda: keys.owners, tag=settings.tag)
     fetcher = Fetcher() if settings.allow_remote_media else None
     media = Media(budget, uploads, fetcher, settings.media_path)

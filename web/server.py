@@ -21,12 +21,12 @@ from gevent.pywsgi import WSGIServer
 from gevent.threadpool import ThreadPool
 
 from mtmd import OptionError
-from mtmd.web.auth import keys_of
+from mtmd.web.access import keys_of
 from mtmd.web.bodies.body_budget import BodyBudget
 from mtmd.web.clients import Clients, is_here
 from mtmd.web.connection import Connection
-from mtmd.web.intake.gate import GatedFlask
 from mtmd.web.intake.proxies import is_trusted
+from mtmd.web.intake.request_limits import GatedFlask
 from mtmd.web.native_threads import in_threads, is_patched
 from mtmd.web.refusal import Refusal
 from mtmd.web.settings import PEER, UNIX, ServerSettings

@@ -9,8 +9,8 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 from mtmd import __version__
-from mtmd.web.auth import without_key
-from mtmd.web.intake.gate import Body, takes
+from mtmd.web.access import without_key
+from mtmd.web.intake.request_limits import Body, takes
 from mtmd.web.models.choice import Models, in_memory, state_of
 from mtmd.web.settings import ServerSettings
 from mtmd.web.telemetry import metrics

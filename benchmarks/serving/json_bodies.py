@@ -28,11 +28,11 @@ from unittest.mock import patch
 from flask import request
 
 from mtmd.loaded.interpreter import shared_promptly
-from mtmd.web.intake import gate, long_texts
-from mtmd.web.intake.body import json_body
-from mtmd.web.intake.gate import Body, Gate, GatedFlask, takes
+from mtmd.web.intake import long_texts, request_limits
 from mtmd.web.intake.media import Media
 from mtmd.web.intake.picture_budget import PictureBudget
+from mtmd.web.intake.request_limits import Body, Gate, GatedFlask, takes
+from mtmd.web.intake.typed_body import json_body
 from mtmd.web.intake.uploads import Uploads
 from mtmd.web.interfaces.openai_requests import ChatRequest
 from mtmd.web.settings import ServerSettings
@@ -75,7 +75,7 @@ def in_the(way: str) -> Iterator[None]:
     with ExitStack() as stack:
         if way == "as a whole":
             stack.enter_context(patch.object(long_texts, "LONG", 1 << 60))
-            stack.enter_context(patch.object(gate, "_in_memory", _get_data))
+            stack.enter_context(patch.object(request_limits, "_in_memory", _get_data))
         yield
 
 

@@ -16,7 +16,7 @@ from mtmd.kernels.backends.cuda_device import queue_bytes, target_of
 from mtmd.kernels.backends.cuda_graphs import CudaGraphs, wait_for_device
 from mtmd.kernels.backends.reference import lower_reference, reference_workspace
 from mtmd.kernels.backends.side_stream import CudaSideStream, SideStream
-from mtmd.kernels.backends.vision_attention.choice import AttentionChoice
+from mtmd.kernels.backends.vision_attention.measured_kernel import AttentionChoice
 from mtmd.kernels.backends.vision_attention.saved_measurements import Saved, machine
 from mtmd.kernels.gpu.table import Choice, choose
 from mtmd.kernels.graph import Node

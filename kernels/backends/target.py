@@ -14,7 +14,7 @@ from mtmd.kernels.backends.cuda_device import queue_bytes
 from mtmd.kernels.backends.gpu import chosen_workspace
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.backends.vision_attention.candidates import tiled
-from mtmd.kernels.backends.vision_attention.choice import AttentionChoice
+from mtmd.kernels.backends.vision_attention.measured_kernel import AttentionChoice
 from mtmd.kernels.gpu.architectures import architecture
 from mtmd.kernels.gpu.table import Choice, choose
 from mtmd.kernels.graph import Node

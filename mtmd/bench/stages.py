@@ -21,7 +21,7 @@ from mtmd.base.throttling import SustainedClock
 from mtmd.bench.measure import Sample, busy
 from mtmd.bench.report import AXES, Machine, OpRow, Point, PredictedMemory, Report, Stage
 from mtmd.bench.subject import OpCost, Prefilled, Subject, Work
-from mtmd.kernels.report.ceilings import RUNS, Ceilings
+from mtmd.kernels.report.measured_speeds import RUNS, Ceilings
 from mtmd.kernels.resources.threads import requested_threads
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions

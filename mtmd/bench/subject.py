@@ -34,7 +34,7 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Node
 from mtmd.kernels.ops import OPS
 from mtmd.kernels.plan.scheduler import Plan
-from mtmd.kernels.report.ceilings import Ceilings, measure_ceilings
+from mtmd.kernels.report.measured_speeds import Ceilings, measure_ceilings
 from mtmd.kernels.resources.threads import ask_threads
 from mtmd.llm.batch import Batch, BatchShape
 from mtmd.llm.engine.engine import Engine

@@ -305,7 +305,7 @@ def _leave_fetch(registry: Any) -> None:
 def _load(args: argparse.Namespace, settings: Any, restarts: bool, stack: ExitStack) -> Any:
     """The model's process, which ends with `stack`. Raises MtmdError."""
     from mtmd.clip.image.isolated import start as start_picture_workers
-    from mtmd.engine_process.client import EngineClient
+    from mtmd.engine_process.supervisor import EngineClient
 
     is_here = check_loading(args)
     engine = stack.enter_context(EngineClient(hang_s=settings.hang_s or None, restarts=restarts))

@@ -42,7 +42,7 @@ from mtmd.kernels.plan.free_memory import free_bytes
 from mtmd.kernels.plan.graph_replay import recordings_bytes
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.kernels.report.facts import Placement
-from mtmd.kernels.report.measure_machine import computing_threads, machine_facts, thread_warnings
+from mtmd.kernels.report.machine_facts import computing_threads, machine_facts, thread_warnings
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.kernels.resources.threads import ask_threads, settle_cores

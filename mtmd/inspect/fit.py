@@ -31,7 +31,7 @@ from mtmd.kernels.estimate.cards import find_card
 from mtmd.llm.family import default_context
 from mtmd.llm.state import KVType
 from mtmd.loaded.device_and_dtype import choose_dtype
-from mtmd.loaded.fitting.choose import Ways, what_would_fit
+from mtmd.loaded.fitting.alternatives import Ways, what_would_fit
 from mtmd.loaded.fitting.context import check_length
 from mtmd.loaded.fitting.needed_memory import HOST, SPARE, lazy_memories, limits
 from mtmd.options.by_name import given, options

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from mtmd.base.text import plural
 from mtmd.inspect.fit_facts import FitFacts
 from mtmd.kernels.report.facts import LayoutFacts
-from mtmd.loaded.fitting.choose import NOTHING
+from mtmd.loaded.fitting.alternatives import NOTHING
 from mtmd.loaded.fitting.needed_memory import HOST, MAX_ANSWERS
 
 WIDTH = 80

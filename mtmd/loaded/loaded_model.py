@@ -39,7 +39,7 @@ from mtmd.llm.sampling.options import WAYS, AppliedSampling
 from mtmd.llm.warmup import decoder_placement, kv_facts
 from mtmd.loaded.device_and_dtype import choose_dtype, own_threads
 from mtmd.loaded.device_thread import DeviceThread
-from mtmd.loaded.fitting.choose import Way, Ways, choose, chosen_by, layers_facts
+from mtmd.loaded.fitting.alternatives import Way, Ways, choose, chosen_by, layers_facts
 from mtmd.loaded.fitting.context import check_length, check_room, what_fits
 from mtmd.loaded.fitting.layouts import Graphs, Layout, are_ranks, devices_of, make_graphs
 from mtmd.loaded.fitting.needed_memory import CACHE_BYTES, lazy_memories

@@ -26,7 +26,7 @@ from mtmd.kernels.report.facts import (
     Placement,
     SpeculationFacts,
 )
-from mtmd.kernels.report.measure_machine import computing_threads, machine_facts
+from mtmd.kernels.report.machine_facts import computing_threads, machine_facts
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.llm.engine.speculation import refusal

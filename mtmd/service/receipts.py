@@ -8,7 +8,7 @@ from mtmd.base.options import defaults_of
 from mtmd.base.text import plural
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.ahead.compilations import Compilations, compilations
-from mtmd.kernels.report.measure_machine import thread_warnings
+from mtmd.kernels.report.machine_facts import thread_warnings
 from mtmd.kernels.resources.compiled import kernels_compiled
 from mtmd.llm.sampling.options import DRAWING, NOTHING_RECOMMENDED, AppliedSampling, Sampling
 from mtmd.loaded.loaded_model import LoadedModel

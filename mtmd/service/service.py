@@ -20,7 +20,7 @@ from mtmd.checkpoint.facts import CheckpointFacts, facts_of
 from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.image.decode import Picture
 from mtmd.kernels.gpu.ahead.compilations import compilations
-from mtmd.kernels.report.ceilings import read_rate_of
+from mtmd.kernels.report.measured_speeds import read_rate_of
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.llm.batch_shapes import few_rows

@@ -22,7 +22,7 @@ from mtmd.prompt_logprobs import PROMPT_LOGPROBS_MAX
 from mtmd.service import many, prepare_ahead
 from mtmd.web import connection
 from mtmd.web.connection import SHORT_BODY
-from mtmd.web.intake import gate
+from mtmd.web.intake import request_limits
 from mtmd.web.intake.fetch_media import Fetcher
 from mtmd.web.intake.uploads import RECORD_BYTES
 from mtmd.web.interfaces import embedding_requests as vectors
@@ -74,11 +74,11 @@ def maximum_of(option):
         ),
         ("of these, one video", [f"{M.video_pixels // 10**6} million"]),
         ("the rest of its", [f"{J.bytes // MIB} MiB", f"{J.values:,} names", J.deep]),
-        ("JSON of the page", [f"{gate.SMALL_VALUES:,} names"]),
+        ("JSON of the page", [f"{request_limits.SMALL_VALUES:,} names"]),
         ("texts and pictures that", [f"{vectors.MAX_INPUTS:,}", f"{vectors.LONGEST_TEXT:,} char"]),
-        ("an imported", [f"{S.body_bytes // MIB} MiB", f"{gate.HISTORY_VALUES:,} names"]),
+        ("an imported", [f"{S.body_bytes // MIB} MiB", f"{request_limits.HISTORY_VALUES:,} names"]),
         ("a picture that is", [f"{M.bytes // MIB} MiB", f"{M.pixels // 10**6} million"]),
-        ("a body where none", [f"{gate.FORGIVEN_BYTES // KIB} KiB"]),
+        ("a body where none", [f"{request_limits.FORGIVEN_BYTES // KIB} KiB"]),
         ("requests being answered", [f"{S.queue:,}"]),
         ("of those, requests", [registry.MAX_WAITING, f"{registry.LONGEST_WAIT_S:g} s"]),
         ("requests a minute", [S.rate_limit or "any number"]),

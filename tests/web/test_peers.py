@@ -258,7 +258,7 @@ NOT_FOR_US: dict[str, tuple[str, Any, int, str]] = {
 }  # fmt: skip
 # what other tests show, more closely
 ELSEWHERE = {
-    "llama security: the page without a key": "tests/web/test_auth.py::test_the_page_and_the_sign_of_life_need_no_key",
+    "llama security: the page without a key": "tests/web/test_access.py::test_the_page_and_the_sign_of_life_need_no_key",
     "llama security: files below the media folder": "tests/web/intake/test_media.py::test_files_below_the_media_folder_are_read",
     "llama security: files outside it": "tests/web/intake/test_media.py::test_files_outside_it_are_refused_in_the_same_words_as_missing_ones",
     "llama security: no media folder": "tests/web/intake/test_media.py::test_files_are_off_unless_a_folder_is_given",
@@ -266,7 +266,7 @@ ELSEWHERE = {
     "llama tools: results in the history": "tests/web/interfaces/test_tools.py::test_the_official_client_gets_calls",
     "vllm basic: who leaves is given up": "tests/mtmd/service/test_service.py::test_cancelling",
     "vllm basic: /health with a dead engine": "tests/web/test_status.py::test_a_fault_is_told_and_everything_but_answers_goes_on",
-    "vllm basic: another content type": "tests/web/test_auth.py::test_what_a_form_can_send_is_no_request",
+    "vllm basic: another content type": "tests/web/test_access.py::test_what_a_form_can_send_is_no_request",
 }
 
 

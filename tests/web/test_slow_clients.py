@@ -18,7 +18,7 @@ from fake_service import FakeService, until
 from serving import raw_request, running, user
 
 from mtmd import BusyError
-from mtmd.web.answering import delivery
+from mtmd.web.answering import response_streams
 from mtmd.web.app import create_app
 from mtmd.web.settings import ConnectionLimits, ServerSettings
 
@@ -359,8 +359,8 @@ def test_an_answer_that_fails_after_a_wait_has_its_status_and_headers():
 
 
 def test_who_waits_long_hears_that_the_server_is_there(monkeypatch):
-    monkeypatch.setattr(delivery, "BEAT_S", 0.0)
-    monkeypatch.setattr(delivery, "LOOK_S", 0.01)
+    monkeypatch.setattr(response_streams, "BEAT_S", 0.0)
+    monkeypatch.setattr(response_streams, "LOOK_S", 0.01)
     body = {"messages": [user("hi")], "stream": True}
     with running(FakeService(pace_s=60)) as server, raw_request(server, body) as sock:
         received = b""

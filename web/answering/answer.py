@@ -13,12 +13,12 @@ from flask import Response, after_this_request, g
 
 from mtmd import ContextError, RawPrompt, Ticket, TokenCount
 from mtmd.web import sse
-from mtmd.web.answering.delivery import Collected, Delivery, Writer, cancel, until_loaded
+from mtmd.web.access import owner
 from mtmd.web.answering.request import AnswerRequest, RawText
-from mtmd.web.auth import owner
+from mtmd.web.answering.response_streams import Collected, Delivery, Writer, cancel, until_loaded
 from mtmd.web.errors import ApiError, as_api_error, response
-from mtmd.web.intake.body import Request, json_body
 from mtmd.web.intake.media import Media, Reference
+from mtmd.web.intake.typed_body import Request, json_body
 from mtmd.web.models.choice import Models
 from mtmd.web.served_model import ServedModel
 

@@ -13,10 +13,10 @@ from flask import Blueprint, Response, g
 from mtmd import Answer, Event, Finished, Progress, Receipt, TextPiece, ThinkingPiece, ToolCallPiece
 from mtmd.web import sse
 from mtmd.web.answering.answer import Answering, Form, error_response
-from mtmd.web.answering.delivery import Collected, Writer
+from mtmd.web.answering.response_streams import Collected, Writer
 from mtmd.web.answering.tools import arguments_of
 from mtmd.web.errors import ApiError, in_anthropics_form
-from mtmd.web.intake.gate import Body, Work, takes
+from mtmd.web.intake.request_limits import Body, Work, takes
 from mtmd.web.interfaces.anthropic_requests import CountRequest, MessagesRequest
 from mtmd.web.served_model import ServedModel
 

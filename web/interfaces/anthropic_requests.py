@@ -15,9 +15,9 @@ from mtmd.thinking.request import Effort
 from mtmd.web.answering.request import AnswerRequest, Piece, Turn, continues, conversation
 from mtmd.web.answering.tools import GivenTools, given_tools, tool_options
 from mtmd.web.errors import TAG, ApiError
-from mtmd.web.intake.body import Loose, Request
 from mtmd.web.intake.long_texts import PictureText, as_data_url
 from mtmd.web.intake.media import Reference
+from mtmd.web.intake.typed_body import Loose, Request
 from mtmd.web.interfaces.fields import (
     MAX_MESSAGES,
     MAX_PARTS,

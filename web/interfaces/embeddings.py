@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint
 
+from mtmd.web.access import owner
 from mtmd.web.answering.answer import Answering
 from mtmd.web.answering.request import Piece
-from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.body import json_body
-from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.intake.media import Reference
+from mtmd.web.intake.request_limits import Body, Work, takes
+from mtmd.web.intake.typed_body import json_body
 from mtmd.web.interfaces.embedding_requests import EmbeddingRequest, NamedModel
 from mtmd.web.interfaces.openai_requests import ignored
 from mtmd.web.models.choice import Models

@@ -18,8 +18,8 @@ from mtmd.options.answer import STOP_CHARS_MAX, STOPS_MAX, AnswerOptions
 from mtmd.tools.tool import TOOLS_MAX
 from mtmd.web.answering.request import Piece
 from mtmd.web.errors import TAG
-from mtmd.web.intake.body import WHOLE, Loose
 from mtmd.web.intake.long_texts import CutText, as_data_url, beginning
+from mtmd.web.intake.typed_body import WHOLE, Loose
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1 << 14  # of one message

@@ -11,10 +11,10 @@ from flask import Blueprint, Response, request
 from mtmd import ImageError
 from mtmd.prompt.audio_input import is_audio_data
 from mtmd.prompt.video_input import is_video_data
-from mtmd.web.auth import owner
+from mtmd.web.access import owner
 from mtmd.web.errors import ApiError, as_api_error
-from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.intake.picture_budget import PictureBudget
+from mtmd.web.intake.request_limits import Body, Work, takes
 from mtmd.web.intake.uploads import Upload, Uploads
 
 PURPOSES = ("vision", "user_data")

@@ -14,13 +14,13 @@ from pydantic import Field, RootModel
 
 from mtmd import Answer, Event, Finished, Receipt, TextPiece, TokenInfo, __version__
 from mtmd.web import sse
+from mtmd.web.access import without_key
 from mtmd.web.answering.answer import Answering, Form, check_length, error_response
-from mtmd.web.answering.delivery import Collected, Writer
 from mtmd.web.answering.request import AnswerRequest
-from mtmd.web.auth import without_key
+from mtmd.web.answering.response_streams import Collected, Writer
 from mtmd.web.errors import ApiError, in_llama_cpp_form
-from mtmd.web.intake.body import WHOLE, Loose, Request, json_body
-from mtmd.web.intake.gate import Body, Work, takes
+from mtmd.web.intake.request_limits import Body, Work, takes
+from mtmd.web.intake.typed_body import WHOLE, Loose, Request, json_body
 from mtmd.web.interfaces.fields import (
     LONGEST_GRAMMAR,
     MAX_PROMPTS,

@@ -16,11 +16,11 @@ from flask import Blueprint, Response, jsonify
 from mtmd import Answer, Event, Finished, TextPiece, ThinkingPiece, ToolCall, __version__
 from mtmd.checkpoint.file_names import type_of
 from mtmd.web.answering.answer import Answering, Form, error_response
-from mtmd.web.answering.delivery import Collected, Writer
+from mtmd.web.answering.response_streams import Collected, Writer
 from mtmd.web.answering.tools import CallReader, arguments_of
 from mtmd.web.errors import ApiError, in_ollamas_form
-from mtmd.web.intake.body import json_body
-from mtmd.web.intake.gate import Body, Work, takes
+from mtmd.web.intake.request_limits import Body, Work, takes
+from mtmd.web.intake.typed_body import json_body
 from mtmd.web.interfaces.embeddings import no_vectors
 from mtmd.web.interfaces.ollama_requests import (
     ChatRequest,

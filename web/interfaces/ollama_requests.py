@@ -13,9 +13,9 @@ from mtmd.thinking.request import Effort
 from mtmd.web.answering.request import AnswerRequest, Piece, Turn, continues, conversation
 from mtmd.web.answering.tools import tool_options
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.body import WHOLE, Loose, Request
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
 from mtmd.web.intake.media import Reference
+from mtmd.web.intake.typed_body import WHOLE, Loose, Request
 from mtmd.web.interfaces.fields import (
     MAX_CALLS,
     MAX_MESSAGES,

@@ -10,11 +10,11 @@ from typing import Any
 from flask import Blueprint, Response, g, render_template
 
 from mtmd.checkpoint.hub import DEMO_NAMES
+from mtmd.web.access import without_key
 from mtmd.web.answering.answer import Answering
-from mtmd.web.auth import without_key
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.body import json_body
-from mtmd.web.intake.gate import Body, Work, takes
+from mtmd.web.intake.request_limits import Body, Work, takes
+from mtmd.web.intake.typed_body import json_body
 from mtmd.web.interfaces import openapi
 from mtmd.web.interfaces.openai_replies import ChatReply, CompletionForm, PlainReply
 from mtmd.web.interfaces.openai_requests import MAX_CHOICES, ChatRequest, CompletionRequest

@@ -19,9 +19,9 @@ from mtmd import ToolCall
 from mtmd.web.answering.request import Piece
 from mtmd.web.answering.tools import called_function
 from mtmd.web.errors import TAG
-from mtmd.web.intake.body import Loose
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
 from mtmd.web.intake.media import Reference
+from mtmd.web.intake.typed_body import Loose
 from mtmd.web.interfaces.fields import (
     MAX_CALLS,
     FrameCount,

@@ -26,7 +26,7 @@ from mtmd import (
 from mtmd.prompt_logprobs import check_prompt_logprobs
 from mtmd.web import sse
 from mtmd.web.answering.answer import Form
-from mtmd.web.answering.delivery import Collected, Writer
+from mtmd.web.answering.response_streams import Collected, Writer
 from mtmd.web.answering.tools import CustomCall, CustomCallPiece
 from mtmd.web.errors import ApiError
 from mtmd.web.interfaces.openai_requests import ChatRequest, CompletionRequest

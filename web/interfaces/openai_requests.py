@@ -16,8 +16,8 @@ from mtmd.options.answer import STOP_CHARS_MAX, STOP_IDS_MAX, STOPS_MAX
 from mtmd.web.answering.request import AnswerRequest, Piece, RawText, Turn, closest
 from mtmd.web.answering.tools import GivenTools, chosen_tool, given_tools
 from mtmd.web.errors import TAG
-from mtmd.web.intake.body import WHOLE, Loose, Request
 from mtmd.web.intake.media import Reference
+from mtmd.web.intake.typed_body import WHOLE, Loose, Request
 from mtmd.web.interfaces.fields import (
     LONGEST_GRAMMAR,
     MAX_MESSAGES,

@@ -14,13 +14,13 @@ from uuid import uuid4
 from flask import Blueprint, Response, json
 
 from mtmd import ContextError, PromptError, Ranking
+from mtmd.web.access import owner
 from mtmd.web.answering.answer import Answering
 from mtmd.web.answering.request import Piece
-from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError, ContextApiError
-from mtmd.web.intake.body import json_body
-from mtmd.web.intake.gate import Body, Work, takes
 from mtmd.web.intake.media import Reference, Shown
+from mtmd.web.intake.request_limits import Body, Work, takes
+from mtmd.web.intake.typed_body import json_body
 from mtmd.web.interfaces.embedding_requests import NamedModel
 from mtmd.web.interfaces.openai_requests import ignored
 from mtmd.web.interfaces.rerank_requests import Judged, RerankRequest, ScoreRequest, pieces_of

@@ -13,9 +13,9 @@ from pydantic_core import PydanticCustomError
 
 from mtmd.web.answering.request import Piece
 from mtmd.web.errors import TAG, ApiError
-from mtmd.web.intake.body import WHOLE, Loose, Request
 from mtmd.web.intake.long_texts import CutText, PictureText, as_data_url, beginning
 from mtmd.web.intake.media import Reference
+from mtmd.web.intake.typed_body import WHOLE, Loose, Request
 from mtmd.web.interfaces.fields import ModelName, Several, pieces
 from mtmd.web.interfaces.openai_messages import Part
 

@@ -14,13 +14,13 @@ from flask import Blueprint, Response, g
 
 from mtmd import Answer, Event, Finished, Receipt, TextPiece, ThinkingPiece, ToolCall, ToolCallPiece
 from mtmd.web import sse
+from mtmd.web.access import owner
 from mtmd.web.answering.answer import Answering, Form
-from mtmd.web.answering.delivery import Collected, Writer
 from mtmd.web.answering.request import Turn
+from mtmd.web.answering.response_streams import Collected, Writer
 from mtmd.web.answering.tools import CustomCall, CustomCallPiece
-from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.gate import Body, Work, takes
+from mtmd.web.intake.request_limits import Body, Work, takes
 from mtmd.web.interfaces.responses_requests import ResponsesRequest, sealed_thought
 from mtmd.web.interfaces.stored_responses import StoredResponses
 from mtmd.web.served_model import ServedModel

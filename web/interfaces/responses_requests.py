@@ -22,9 +22,9 @@ from mtmd.web.answering.tools import (
     tool_options,
 )
 from mtmd.web.errors import TAG, ApiError
-from mtmd.web.intake.body import Loose, Request
 from mtmd.web.intake.long_texts import PictureText
 from mtmd.web.intake.media import Reference
+from mtmd.web.intake.typed_body import Loose, Request
 from mtmd.web.interfaces.fields import (
     MAX_MESSAGES,
     MAX_PARTS,

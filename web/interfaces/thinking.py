@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict
 
 from mtmd.thinking.request import Effort
-from mtmd.web.intake.body import WHOLE, Loose
+from mtmd.web.intake.typed_body import WHOLE, Loose
 from mtmd.web.interfaces.fields import within
 
 Budget: TypeAlias = Annotated[int, within("think_budget"), WHOLE]

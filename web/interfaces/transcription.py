@@ -23,12 +23,12 @@ from mtmd.transcription import (
     audio_pieces,
 )
 from mtmd.web import sse
+from mtmd.web.access import owner
 from mtmd.web.answering.answer import Answering, Form
-from mtmd.web.answering.delivery import Collected, Delivery, Writer
-from mtmd.web.auth import owner
+from mtmd.web.answering.response_streams import Collected, Delivery, Writer
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.body import Request
-from mtmd.web.intake.gate import Body, Work, takes
+from mtmd.web.intake.request_limits import Body, Work, takes
+from mtmd.web.intake.typed_body import Request
 from mtmd.web.interfaces.fields import MaxTokens, ModelName, Seed, Temperature, given
 from mtmd.web.served_model import ServedModel
 

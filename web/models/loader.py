@@ -15,7 +15,7 @@ from mtmd import MtmdError
 from mtmd.base.control_groups import CGROUP, PROC
 from mtmd.base.system_memory import system_bytes
 from mtmd.checkpoint.collection import Source
-from mtmd.engine_process.client import EngineClient
+from mtmd.engine_process.supervisor import EngineClient
 from mtmd.web.models.entry import Facts
 from mtmd.web.models.presets import Preset
 from mtmd.web.models.progress import Read

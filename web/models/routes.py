@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from mtmd import ModelError
 from mtmd.checkpoint.collection import source_on_hub
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.body import json_body
-from mtmd.web.intake.gate import Body, Work, takes
+from mtmd.web.intake.request_limits import Body, Work, takes
+from mtmd.web.intake.typed_body import json_body
 from mtmd.web.models.choice import Listed
 from mtmd.web.models.registry import Registry
 

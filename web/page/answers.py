@@ -20,7 +20,7 @@ from typing import Any
 
 from mtmd import Finished, Progress, TextPiece, ThinkingPiece, Ticket
 from mtmd.thinking.written import Writing, parts
-from mtmd.web.answering.delivery import cancel
+from mtmd.web.answering.response_streams import cancel
 from mtmd.web.errors import as_api_error
 from mtmd.web.page.once_loaded import Loading, NotBegun, OnceLoaded
 from mtmd.web.store.conversation import COMPLETE, FAILED, STOPPED, title_from

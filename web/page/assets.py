@@ -16,9 +16,9 @@ from posixpath import join, normpath
 
 from flask import Blueprint, Response, request
 
-from mtmd.web.auth import without_key
+from mtmd.web.access import without_key
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.gate import Body, takes
+from mtmd.web.intake.request_limits import Body, takes
 
 FOLDER = Path(__file__).parents[1] / "static"
 FOREVER = "public, max-age=31536000, immutable"

@@ -16,9 +16,9 @@ from mtmd.base.cancellation import shielded
 from mtmd.display.grounding import find_regions
 from mtmd.prompt.conversation import DEFAULT_PROMPT
 from mtmd.thinking.written import parts
+from mtmd.web.access import owner
 from mtmd.web.answering.answer import Answering
 from mtmd.web.answering.request import AnswerRequest
-from mtmd.web.auth import owner
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.picture_budget import PictureBudget
 from mtmd.web.intake.slots import Slots

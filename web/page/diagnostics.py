@@ -14,8 +14,8 @@ from mtmd import DeviceError, MtmdError, ServiceStats, WarmupReport
 from mtmd.base.cores import usable_cores
 from mtmd.base.process_memory import resident_bytes
 from mtmd.service.decode_speed import decode_speed, step_bytes
-from mtmd.web.auth import without_key
-from mtmd.web.intake.gate import Body, takes
+from mtmd.web.access import without_key
+from mtmd.web.intake.request_limits import Body, takes
 from mtmd.web.models.choice import Models, in_memory
 from mtmd.web.page import charts
 from mtmd.web.page.verdict import verdict

@@ -16,10 +16,10 @@ from mtmd.checkpoint.hub import DEMO, DEMO_NAME
 from mtmd.prompt.load_image import jpeg_bytes, png_bytes
 from mtmd.prompt.video_input import can_read_videos
 from mtmd.web import sse
-from mtmd.web.auth import owner, without_key
+from mtmd.web.access import owner, without_key
 from mtmd.web.errors import ApiError, response
-from mtmd.web.intake.body import json_body
-from mtmd.web.intake.gate import Body, Work, checked_json, keep_slot, takes, whole_body
+from mtmd.web.intake.request_limits import Body, Work, checked_json, keep_slot, takes, whole_body
+from mtmd.web.intake.typed_body import json_body
 from mtmd.web.native_threads import in_thread
 from mtmd.web.page.answers import follow
 from mtmd.web.page.chat import Chat

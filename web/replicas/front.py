@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 from urllib.parse import quote_from_bytes
 
+from mtmd.web.access import Access
 from mtmd.web.api_keys import ANYBODY
-from mtmd.web.auth import Access
 from mtmd.web.bodies.body_budget import BodyBudget
 from mtmd.web.bodies.compressed import plain
 from mtmd.web.errors import ApiError, in_form_of

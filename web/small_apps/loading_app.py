@@ -7,9 +7,9 @@ from __future__ import annotations
 from flask import Response, request
 
 from mtmd import __version__
-from mtmd.web.auth import without_key
+from mtmd.web.access import without_key
 from mtmd.web.errors import ApiError
-from mtmd.web.intake.gate import Body, GatedFlask, takes
+from mtmd.web.intake.request_limits import Body, GatedFlask, takes
 from mtmd.web.models.progress import SOON_S, Loading
 from mtmd.web.settings import ServerSettings
 from mtmd.web.small_apps.parts import in_its_form, new_app, notice

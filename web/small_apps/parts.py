@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from flask import Response, g, json, render_template, request
 
 from mtmd import __version__
-from mtmd.web import auth, errors, headers
+from mtmd.web import access, errors, headers
 from mtmd.web.errors import ApiError, in_form_of
-from mtmd.web.intake.gate import Gate, GatedFlask
 from mtmd.web.intake.proxies import Proxies
+from mtmd.web.intake.request_limits import Gate, GatedFlask
 from mtmd.web.page import assets
 from mtmd.web.settings import ServerSettings
 from mtmd.web.telemetry import record
@@ -37,8 +37,8 @@ def new_app(
     app.json.sort_keys = False  # type: ignore[attr-defined]  # of flask's own provider
     headers.register(app, settings)
     record.register(app, count)
-    auth.register(app, settings)
-    Gate(app, settings, slots, auth.owner)
+    access.register(app, settings)
+    Gate(app, settings, slots, access.owner)
     errors.register(app)
     app.register_blueprint(assets.blueprint(assets.shipped()))
     app.wsgi_app = Proxies(app.wsgi_app, settings)  # type: ignore[method-assign]

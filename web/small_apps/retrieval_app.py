@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 from flask import Response
 
 from mtmd import WarmupReport, __version__
-from mtmd.web import auth, status
+from mtmd.web import access, status
+from mtmd.web.access import without_key
 from mtmd.web.answering.answer import Answering
-from mtmd.web.auth import without_key
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.fetch_media import Fetcher
-from mtmd.web.intake.gate import Body, GatedFlask, takes
 from mtmd.web.intake.media import Media
+from mtmd.web.intake.request_limits import Body, GatedFlask, takes
 from mtmd.web.intake.uploads import Uploads
 from mtmd.web.interfaces import embeddings, files, rerank
 from mtmd.web.interfaces.without_v1 import add_routes_without_v1
@@ -52,7 +52,7 @@ def create_retrieval_app(
     models = OneModel(model)
     counters = Metrics(models)
     app = new_app(settings, service.stats().slots, counters.count)
-    keys, budget = auth.keys_of(app), app.gate.budget
+    keys, budget = access.keys_of(app), app.gate.budget
     uploads = Uploads(settings.upload_bytes, owners=lambda: keys.owners)
     counters.add_stored("pictures under way", lambda: budget.stored_bytes)
     fetcher = Fetcher() if settings.allow_remote_media else None

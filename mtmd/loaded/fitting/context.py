@@ -7,7 +7,7 @@ from __future__ import annotations
 from mtmd.base.errors import OptionError
 from mtmd.base.text import mib
 from mtmd.checkpoint.checkpoint import Checkpoint
-from mtmd.loaded.fitting.choose import Way
+from mtmd.loaded.fitting.alternatives import Way
 
 
 def check_length(context: int, checkpoint: Checkpoint, name: str) -> None:

@@ -15,7 +15,7 @@ from interfaces import bodies, calls, changed, options, tools
 from mutations import mutate_json
 from routes import Route, routes
 
-from mtmd.web.intake.gate import Body
+from mtmd.web.intake.request_limits import Body
 
 ODD_TEXTS = (
     "",

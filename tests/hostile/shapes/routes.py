@@ -9,7 +9,7 @@ from functools import lru_cache
 from fake_service import FakeService
 
 from mtmd.web.app import create_app
-from mtmd.web.intake.gate import Body, takes_of
+from mtmd.web.intake.request_limits import Body, takes_of
 from mtmd.web.settings import ServerSettings
 
 

@@ -8,7 +8,7 @@ import torch
 from mtmd.kernels import ops
 from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.backends.target import Target
-from mtmd.kernels.backends.vision_attention.choice import (
+from mtmd.kernels.backends.vision_attention.measured_kernel import (
     OURS,
     AttentionChoice,
     ShapeClass,

@@ -10,10 +10,10 @@ import torch
 from mtmd.base.cores import Cores
 from mtmd.base.throttling import Throttled
 from mtmd.kernels.backends import Cpu
-from mtmd.kernels.report import measure_machine
+from mtmd.kernels.report import machine_facts as module
 from mtmd.kernels.report.facts import Check, GraphFacts, NativeRun, OpTime
 from mtmd.kernels.report.machine import MachineFacts
-from mtmd.kernels.report.measure_machine import machine_facts, thread_warnings
+from mtmd.kernels.report.machine_facts import machine_facts, thread_warnings
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.report.why_slow import hindrances, reached
 
@@ -118,11 +118,9 @@ def test_the_table_of_ops_is_told_apart_from_the_step() -> None:
 def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates only where they say something, and nothing where nothing was run."""
     requested = []
-    monkeypatch.setattr(measure_machine, "_read_rate", lambda d: requested.append(d) or 5e9)
-    monkeypatch.setattr(
-        measure_machine, "_flops_rate", lambda d, t: requested.append((d, t)) or 6e9
-    )
-    monkeypatch.setattr(measure_machine, "_has_room", lambda _: True)
+    monkeypatch.setattr(module, "_read_rate", lambda d: requested.append(d) or 5e9)
+    monkeypatch.setattr(module, "_flops_rate", lambda d, t: requested.append((d, t)) or 6e9)
+    monkeypatch.setattr(module, "_has_room", lambda _: True)
 
     class Watch:
         def cores(self) -> float:
@@ -144,10 +142,10 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_receipt_warns_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure_machine, "requested_threads", lambda: 64)
+    monkeypatch.setattr(module, "requested_threads", lambda: 64)
     (line,) = thread_warnings(Cpu(), TWO)
     assert "64 threads share 2 cores" in line and "threads=2" in line
     assert thread_warnings(Cpu(), Cores(64)) == ()
-    monkeypatch.setattr(measure_machine, "requested_threads", lambda: None)
+    monkeypatch.setattr(module, "requested_threads", lambda: None)
     assert thread_warnings(Cpu(), TWO) == ()
     assert torch.get_num_threads() >= 1

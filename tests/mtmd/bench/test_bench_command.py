@@ -11,10 +11,10 @@ QUICK = ("--rounds", 1, "--decode", 2, "--context", "8", "--threads", "1")
 @pytest.fixture(autouse=True)
 def small_ceilings(monkeypatch):
     """Measuring what the machine can do takes longer than the model."""
-    from mtmd.kernels.report import ceilings
+    from mtmd.kernels.report import measured_speeds
 
-    monkeypatch.setattr(ceilings, "READ_BYTES", {"cpu": 1 << 20})
-    monkeypatch.setattr(ceilings, "SIDE", {"cpu": 64})
+    monkeypatch.setattr(measured_speeds, "READ_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(measured_speeds, "SIDE", {"cpu": 64})
 
 
 def test_every_stage_is_measured_along_every_axis(mtmd, shape, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from mtmd.bench.measure import HostPeak, Sample, busy, exponent
 from mtmd.bench.report import Point, Stage
 from mtmd.bench.stages import Plan
-from mtmd.kernels.report.ceilings import Ceilings
+from mtmd.kernels.report.measured_speeds import Ceilings
 
 
 def test_a_sample_tells_middle_ends_and_spread():

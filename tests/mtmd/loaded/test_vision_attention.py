@@ -25,8 +25,8 @@ from mtmd.embedding.dual_checkpoint import open_dual
 from mtmd.embedding.embedder import Embedder, _Watch
 from mtmd.kernels.backends import Cpu, Limited, Reference
 from mtmd.kernels.backends.gpu import Gpu
-from mtmd.kernels.backends.vision_attention import choice as module
-from mtmd.kernels.backends.vision_attention.choice import AttentionChoice
+from mtmd.kernels.backends.vision_attention import measured_kernel as module
+from mtmd.kernels.backends.vision_attention.measured_kernel import AttentionChoice
 from mtmd.kernels.backends.vision_attention.saved_measurements import Saved
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel

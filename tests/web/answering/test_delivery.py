@@ -38,7 +38,7 @@ def loader():
 
 @pytest.fixture
 def registry(loader, monkeypatch):
-    monkeypatch.setattr("mtmd.web.answering.delivery.BEAT_S", 0.001)
+    monkeypatch.setattr("mtmd.web.answering.response_streams.BEAT_S", 0.001)
     made, _ = registry_of(loader.needs, loader=loader)
     made.start()
     made.load("slow")

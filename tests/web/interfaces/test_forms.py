@@ -9,7 +9,7 @@ import pytest
 from fake_service import FakeService
 
 from mtmd import Finished
-from mtmd.web.answering.delivery import Collected
+from mtmd.web.answering.response_streams import Collected
 from mtmd.web.errors import ApiError
 from mtmd.web.interfaces.anthropic import MessageForm
 from mtmd.web.interfaces.llama_cpp import Completion

@@ -15,7 +15,7 @@ from mtmd.base.errors import EngineError
 from mtmd.checkpoint.collection import Source, read_sources
 from mtmd.checkpoint.hub import Result
 from mtmd.checkpoint.pull import Arriving, Pulled
-from mtmd.engine_process import client
+from mtmd.engine_process import supervisor
 from mtmd.loading import DEMO_MODEL
 from mtmd.web.models.loader import ProcessLoader
 from mtmd.web.models.presets import NONE, Preset
@@ -67,8 +67,8 @@ def test_a_process_that_fails_while_it_opens_a_model_is_not_used_again(loader, s
         os.kill(engine.pid, signal.SIGKILL)
         return really(engine, *_)
 
-    really = client.EngineClient.open
-    monkeypatch.setattr(client.EngineClient, "open", crash)
+    really = supervisor.EngineClient.open
+    monkeypatch.setattr(supervisor.EngineClient, "open", crash)
     with pytest.raises(DeviceError, match="by SIGKILL"):
         loader.open(source, NONE)
     assert loader._ready is None
@@ -139,7 +139,7 @@ def make(*given, first=None, maximum=None, unload_after_s=0.0, presets=None):
 def test_from_the_options_of_the_command_to_an_answer_and_its_memory_given_back(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(client, "DELAY_S", 0.1)
+    monkeypatch.setattr(supervisor, "DELAY_S", 0.1)
     file = tmp_path / "presets.json"
     file.write_text('{"demo": {"aliases": ["small"]}}')
     registry = make("demo", presets=str(file))

@@ -430,7 +430,7 @@ def test_who_has_no_key_reads_what_is_open_but_takes_few_places():
 
 
 def test_browsers_are_told_beforehand_without_a_replica():
-    """As one server tells them: the headers are those of tests/web/test_auth.py."""
+    """As one server tells them: the headers are those of tests/web/test_access.py."""
     settings = replace(KEYED, cors_origins=("https://one.example",))
     headers = [
         ("Origin", "https://one.example"),

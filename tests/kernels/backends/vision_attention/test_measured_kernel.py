@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from mtmd.base.errors import DeviceError
-from mtmd.kernels.backends.vision_attention import choice as module
+from mtmd.kernels.backends.vision_attention import measured_kernel as module
 from mtmd.kernels.backends.vision_attention import saved_measurements as saved_module
-from mtmd.kernels.backends.vision_attention.choice import OURS, AttentionChoice, class_of
 from mtmd.kernels.backends.vision_attention.measure import measure
+from mtmd.kernels.backends.vision_attention.measured_kernel import OURS, AttentionChoice, class_of
 from mtmd.kernels.backends.vision_attention.saved_measurements import BYTES_MAX, Saved
 from mtmd.kernels.gpu.flash_attention.cases import TOLERANCE, largest_error
 from mtmd.kernels.graph import graph_input

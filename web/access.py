@@ -1,10 +1,7 @@
-"""Access control: API keys, rate limits, the names of this machine, and allowed web pages."""
+"""Access control: who asks, the names of this machine, and allowed web pages."""
 
 from __future__ import annotations
 
-import math
-import threading
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -14,6 +11,7 @@ from werkzeug.datastructures import Headers
 
 from mtmd.web.api_keys import ANYBODY, Caller, Keys, authorization
 from mtmd.web.errors import ApiError
+from mtmd.web.rate_limit import RateLimit
 from mtmd.web.settings import ServerSettings
 
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -43,35 +41,11 @@ def keys_of(app: Flask) -> Keys:
     return keys
 
 
-class RateLimit:
-    """A bucket for each key that fills at `per_minute` / 60 tokens a second, and holds a tenth of a
-    minute's, at least 10 but no more than a minute's.
-    """
-
-    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate, self._clock = per_minute / 60, clock
-        self._maximum = min(float(per_minute), max(10.0, per_minute / 10))
-        self._buckets: dict[str, tuple[float, float]] = {}
-        self._lock = threading.Lock()
-
-    def take(self, name: str) -> float:
-        """0 where the request may pass, otherwise how many seconds to wait."""
-        if not self._rate:
-            return 0.0
-        with self._lock:
-            now = self._clock()
-            tokens, then = self._buckets.get(name, (self._maximum, now))
-            tokens = min(self._maximum, tokens + (now - then) * self._rate)
-            self._buckets[name] = (max(tokens - 1, 0.0) if tokens >= 1 else tokens, now)
-            return 0.0 if tokens >= 1 else (1 - tokens) / self._rate
-
-
 class Access:
     """The keys of a server, and how often each may ask. Knows nothing of Flask."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.keys, self._rate = settings.make_keys(), settings.rate_limit
-        self._limit = RateLimit(self._rate)
+        self.keys, self._limit = settings.make_keys(), RateLimit(settings.rate_limit)
 
     def caller(self, header: str, api_key: str) -> Caller:
         """Return who asks, by the headers Authorization and X-Api-Key. Raises ApiError for a key
@@ -85,13 +59,7 @@ class Access:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        if wait := math.ceil(self._limit.take(caller.owner)):
-            raise ApiError(
-                429,
-                f"more than {self._rate} requests a minute with this key; wait {wait} s",
-                code="rate_limit_exceeded",
-                headers={"Retry-After": str(wait)},
-            )
+        self._limit.check(caller.owner)
         return caller
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
-from mtmd.web.intake.gate import checked_json
+from mtmd.web.intake.request_limits import checked_json
 
 if TYPE_CHECKING:
     from typing_extensions import Self

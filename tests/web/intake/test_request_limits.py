@@ -15,7 +15,7 @@ from serving import client_for, data_url, image_part, png, post_chat, raw_reques
 
 from mtmd.web.app import create_app
 from mtmd.web.intake import picture_budget
-from mtmd.web.intake.gate import Body, GatedFlask, Work, takes, takes_of
+from mtmd.web.intake.request_limits import Body, GatedFlask, Work, takes, takes_of
 from mtmd.web.interfaces.openai_requests import ChatRequest
 from mtmd.web.settings import JsonLimits, MediaBudget, ServerSettings
 from mtmd.web.store.store import Store
@@ -408,7 +408,7 @@ def test_as_many_downloads_as_may_be():
 
 
 def test_a_long_file_gives_its_place_back(monkeypatch):
-    monkeypatch.setattr("mtmd.web.intake.gate.LONG_RESPONSE", 10)
+    monkeypatch.setattr("mtmd.web.intake.request_limits.LONG_RESPONSE", 10)
     service = FakeService()
     app = create_app(service, ServerSettings(port=0, downloads=1))
     with running(service, app) as server:

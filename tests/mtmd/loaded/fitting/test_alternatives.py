@@ -16,7 +16,7 @@ from mtmd.bench.shapes import random_checkpoint
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.kernels.backends import Backend, Cpu, Reference, several_backends
 from mtmd.kernels.backends.target import Target
-from mtmd.loaded.fitting.choose import Way, Ways, choose, chosen_by, saved_by
+from mtmd.loaded.fitting.alternatives import Way, Ways, choose, chosen_by, saved_by
 from mtmd.loading import DEMO_MODEL
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions

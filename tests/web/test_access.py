@@ -11,7 +11,7 @@ from serving import client_for, data_url, image_part, png, post_chat, running
 
 from mtmd import OptionError
 from mtmd.web import api_keys as keys
-from mtmd.web.auth import RateLimit
+from mtmd.web.rate_limit import RateLimit
 from mtmd.web.settings import ServerSettings, is_loopback
 
 KEY, OTHER = "a-long-enough-key", "another-such-key"

@@ -10,8 +10,8 @@ from mtmd.base.cores import Cores, OthersWatch
 from mtmd.base.throttling import ThrottleWatch
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.plan.free_memory import free_bytes
-from mtmd.kernels.report.ceilings import READ_BYTES, flops_rate_of, read_rate_of
 from mtmd.kernels.report.machine import MachineFacts, thread_report
+from mtmd.kernels.report.measured_speeds import READ_BYTES, flops_rate_of, read_rate_of
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.report.why_slow import encode_flops, step_bytes
 from mtmd.kernels.resources.threads import requested_threads

@@ -35,10 +35,10 @@ from mtmd.base.errors import (
 )
 from mtmd.clip.video.limits import VideoLimits
 from mtmd.embedding.embedder import load_embedder
-from mtmd.engine_process import client, process
-from mtmd.engine_process.client import EngineClient
+from mtmd.engine_process import process, supervisor
 from mtmd.engine_process.engine import _ToServer
 from mtmd.engine_process.messages import Failed
+from mtmd.engine_process.supervisor import EngineClient
 from mtmd.events import Answer, Finished, Progress, TextPiece
 from mtmd.loaded.device_thread import AGAIN
 from mtmd.loading import DEMO_MODEL, load
@@ -351,8 +351,8 @@ def test_a_process_that_hangs_holds_up_nobody_and_is_a_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With more sent to it than the socket takes."""
-    monkeypatch.setattr(client, "TICK_S", 0.1)
-    monkeypatch.setattr(client, "SILENT_MIN_S", 1.0)
+    monkeypatch.setattr(supervisor, "TICK_S", 0.1)
+    monkeypatch.setattr(supervisor, "SILENT_MIN_S", 1.0)
     result: list[BaseException] = []
 
     def ask(separate: EngineClient) -> None:
@@ -398,8 +398,8 @@ def test_who_leaves_waits_for_nobody(engine: EngineClient) -> None:
 def test_one_that_lives_is_not_given_up_between_two_signs(
     engine: EngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "SILENT_MIN_S", 20.0)
-    monkeypatch.setattr(client, "TICK_S", 0.1)
+    monkeypatch.setattr(supervisor, "SILENT_MIN_S", 20.0)
+    monkeypatch.setattr(supervisor, "TICK_S", 0.1)
     monkeypatch.setattr(engine, "_hang_s", 0.01)
     beats = engine._connection.beats
     until(lambda: engine._connection.beats > beats + 1)
@@ -473,7 +473,7 @@ def test_one_of_several_is_opened_and_dropped() -> None:
 def test_a_process_that_fails_is_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(client, "DELAY_S", 0.1)
+    monkeypatch.setattr(supervisor, "DELAY_S", 0.1)
     began = time.monotonic()
     with started(restarts=True) as separate:
         took_s, before = (time.monotonic() - began) / 2, separate.pid
@@ -497,8 +497,8 @@ def test_a_process_that_fails_is_started_again(
 def test_one_that_cannot_be_started_again_is_a_fault(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(client, "DELAY_S", 0.01)
-    monkeypatch.setattr(client, "STARTS_MAX", 2)
+    monkeypatch.setattr(supervisor, "DELAY_S", 0.01)
+    monkeypatch.setattr(supervisor, "STARTS_MAX", 2)
     model = tmp_path / "model"
     shutil.copytree(DEMO_MODEL, model)
     with EngineClient(restarts=True) as separate:
@@ -516,7 +516,7 @@ def test_one_that_cannot_be_started_again_is_a_fault(
 
 def test_a_fault_of_the_device_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever hangs in a device would not let it go."""
-    monkeypatch.setattr(client, "DELAY_S", 0.1)
+    monkeypatch.setattr(supervisor, "DELAY_S", 0.1)
     with started(restarts=True) as separate:
         before = separate.pid
         fault = DeviceError(f"the device hangs; {AGAIN}")
