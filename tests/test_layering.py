@@ -115,8 +115,8 @@ ORDER = {
         ("api_keys", "mistakes", "native_threads"),
         ("settings",),
         ("errors", "sse", "store", "served_model", "telemetry"),
-        ("bodies", "refusal", "clients", "unix_socket"),
-        ("auth", "headers", "intake"),  # what may come in
+        ("bodies", "refusal", "clients", "unix_socket", "rate_limit"),
+        ("access", "headers", "intake"),  # what may come in
         ("connection",),  # one of the web server's
         ("models",),  # which of several answers it
         ("answering",),  # a request of any interface answered

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from mtmd.base.errors import PromptError
 from mtmd.chat_template.content_forms import ContentForms, Render, RoleForm, read_forms
 from mtmd.chat_template.render_limits import SECONDS_MAX, RenderLimitError
-from mtmd.chat_template.rewritten_turns import ARRANGEMENTS, Arrange, open_ended
 from mtmd.chat_template.text_check import check_texts
+from mtmd.prompt.rewritten_turns import ARRANGEMENTS, Arrange, open_ended
 from mtmd.tools.history import report
 from mtmd.tools.probe import ToolTemplate, read_template
 from mtmd.tools.tool import Toolbox

@@ -17,7 +17,6 @@ from common import Oracle, picture
 from requested_device import RequestedDevice
 from table import CASES, ROWS
 
-from mtmd.chat_template.rewritten_turns import SYSTEM_IN_TURN
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.clip.encoder import Encoder
 from mtmd.clip.image.decode import open_picture
@@ -29,6 +28,7 @@ from mtmd.llm.engine.sequence import Sequence
 from mtmd.llm.engine.spans import Span
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
+from mtmd.prompt.rewritten_turns import SYSTEM_IN_TURN
 
 Build = Callable[[str, str], Oracle]
 TOKENS = 48

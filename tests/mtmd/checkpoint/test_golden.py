@@ -21,12 +21,12 @@ from checkpoints import nmse
 from transformers import AutoTokenizer
 
 from mtmd import Finished, VideoInput, load
-from mtmd.chat_template.rewritten_turns import SYSTEM_IN_TURN
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.llm.families.llama4 import Temperature
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
 from mtmd.prompt.conversation import user_message
+from mtmd.prompt.rewritten_turns import SYSTEM_IN_TURN
 
 SHARED = Path(__file__).parents[4] / "shared"
 GOLDEN = SHARED / "golden"

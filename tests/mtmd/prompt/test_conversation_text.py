@@ -9,15 +9,10 @@ from tool_templates import SPECIAL, STOPS
 
 from mtmd.base.errors import PromptError
 from mtmd.chat_template.render_limits import RenderLimitError
-from mtmd.chat_template.rewritten_turns import (
-    DEVELOPER,
-    SYSTEM_IN_PLACE,
-    SYSTEM_IN_TURN,
-    TURNS_JOINED,
-)
 from mtmd.chat_template.template import ChatTemplate
 from mtmd.prompt.conversation import read_conversation
 from mtmd.prompt.conversation_text import ConversationText
+from mtmd.prompt.rewritten_turns import DEVELOPER, SYSTEM_IN_PLACE, SYSTEM_IN_TURN, TURNS_JOINED
 from mtmd.tools.history import BROKEN_ARGUMENTS, CALLS_WRITTEN, DESCRIBED, RESULTS_WRITTEN
 from mtmd.tools.tool import Toolbox, read_toolbox
 
