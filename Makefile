@@ -42,7 +42,7 @@ check: $(VENV)/tested-with
 
 # The tests nearest to what was changed since main, and a few of everything.
 quick: $(VENV)/tested-with
-	$(PYTEST) --within $(WITHIN) $$($(BIN)/python tools/near_tests.py) $(ALWAYS)
+	near=$$($(BIN)/python tools/near_tests.py) && $(PYTEST) --within $(WITHIN) $$near $(ALWAYS)
 
 lint: $(VENV)/tested-with
 	$(BIN)/ruff check .

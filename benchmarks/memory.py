@@ -246,7 +246,7 @@ def main() -> None:
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[args.dtype]
         print(json.dumps(measure(args.tower, args.form, dtype)))
         return
-    forms = ("flash",) if args.tower == "all" else ("flash", "explicit")
+    forms = (args.form or "flash",) if args.tower == "all" else ("flash", "explicit")
     for name in TOWERS if args.tower == "all" else (args.tower,):
         for form in forms:
             r = run(name, form, args.dtype)

@@ -474,11 +474,11 @@ def encode_rates(encode: Callable[[], object]) -> Rates:
     """The best of several encodes after a first one, and what the process held at most meanwhile
     beside what it held before: weights, and whatever made them.
     """
-    from mtmd.base.process_memory import resident_bytes
-    from mtmd.bench.measure import HostPeak, peak_bytes
+    from mtmd.base.process_memory import resident_bytes, status_bytes
+    from mtmd.bench.measure import HostPeak
 
     encode()
-    whole = peak_bytes()
+    whole = status_bytes("VmHWM")
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # what is free goes back, so that using it again counts
     peak, before, times = HostPeak(), resident_bytes(), []

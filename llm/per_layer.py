@@ -39,7 +39,7 @@ class PerLayer:
             "per_layer_token_embd.weight": Parameter(
                 (self.rows, packed),
                 source("embed_tokens_per_layer.weight"),
-                gguf=(self._filled_up(packed),) if self.lacks_rows else (),
+                gguf=(self._of_all_tokens(packed),) if self.rows != self.vocabulary else (),
             ),
             "per_layer_model_proj.weight": Parameter(
                 (packed, width), source("per_layer_model_projection.weight")
@@ -65,12 +65,12 @@ class PerLayer:
     def lacks_rows(self) -> bool:
         return self.rows < self.vocabulary
 
-    def _filled_up(self, packed: int) -> Stored:
-        """The table with copies of row `pad` behind it."""
+    def _of_all_tokens(self, packed: int) -> Stored:
+        """The table with copies of row `pad` behind it, or without rows that no token has."""
 
         def fill_up(table: torch.Tensor) -> tuple[torch.Tensor]:
-            copies = table[self.pad].expand(self.vocabulary - self.rows, -1)
-            return (torch.cat((table, copies)),)
+            copies = table[self.pad].expand(max(self.vocabulary - self.rows, 0), -1)
+            return (torch.cat((table[: self.vocabulary], copies)),)
 
         name, shape = "per_layer_token_embd.weight", (self.vocabulary, packed)
         return Stored((name,), shape, lambda table: table[: self.rows], True, invert=fill_up)

@@ -53,7 +53,7 @@ so that each of them is made at least in part, and parts for which too little is
 4. Attention at other head sizes, compute-sanitizer, an 8B model, attention to pages, quantized products, all other kernels, resized pictures, `pytest --device`.
 
 Each row says what was aimed at, whether it was reached, and what is predicted below: times of kernels, steps, encodes and the first picture, and memory. A row that fails, takes its process or the device down, or never ends, costs itself: the part
-goes on after it in another process. `lines.jsonl` has every row as soon as it is there, and `report.md` and `report.json` are written anew behind each row, so a script that is killed leaves what it has measured.
+goes on after it in another process. `lines.jsonl` has every row as soon as it is there, and `report.md` and `report.json` are written once a second at most, so a script that is killed leaves what it has measured.
 It needs torch, Triton, numpy, Pillow, safetensors and tokenizers, transformers to be compared with, pytest for the tests, and no network. The package need not be installed; for
 pytest, where it cannot be (setuptools before 77), `PYTHONPATH=$(python tools/editable_types.py) pytest --device cuda`. [Its dry run](../benchmarks/results/2026-11-28-gpu-dry-run.md).
 

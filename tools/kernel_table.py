@@ -62,7 +62,7 @@ is tokens of a chunk x columns of a state, and warps. The short convolution (`ke
 is rows x channels, and warps. The RMS norm and the L2 norm (`kernels/gpu/norms/rms_norm.py`) support rows of any width and any strides; `tile` is rows x
 values of a row at a time, and warps.
 
-Attention to a cache (`kernels/gpu/paged_attention/`) reads the table of pages, for head sizes 16 to {maximum}, of a cache in bf16, fp16, fp32, q8_0, q4_0, fp8 or two of these but fp16; `tile` is rows x keys, and warps.
+Attention to a cache (`kernels/gpu/paged_attention/`) reads the table of pages, for head sizes 16 to {maximum}, of a cache in bf16, fp16, fp32, q8_0, q4_0, fp8, or any two of these except fp16; `tile` is rows x keys, and warps.
 Experts (`kernels/gpu/moe/`) are plain or quantized; `tile` is choices x values x groups of 32 of the products with gate and up. For quantized tables and
 at most 32 rows per expert it is choices x values x units, whose operands are made from packed codes (`kernels/gpu/moe/few_rows.py`). A residual and
 its norm (`kernels/gpu/norms/add_norm.py`, `kernels/gpu/norms/add_layer_norm.py`) support rows of up to 16,384 values, rotary embeddings and cache writes

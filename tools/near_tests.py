@@ -3,10 +3,9 @@
     .venv/bin/python tools/near_tests.py                 # since the branch left main
     .venv/bin/python tools/near_tests.py --since HEAD~3
 
-A changed test file is near. To a changed module, those of its mirrored folder in tests/ are that
-have its name or import it; where there are none, those that import it from anywhere, at most
-`--maximum` of them. To another file of a folder, such as a script of the page, those that have its
-name.
+Of a changed test file, itself. Of a changed module, the tests in its mirrored folder of tests/ that
+have its name or import it; where there are none, those elsewhere that import it, at most
+`--maximum` of them. Of another file, such as a script of the page, those that have its name.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-ROOMS = ("kernels", "clip", "llm", "mtmd", "web")
+ROOMS = ("kernels", "clip", "llm", "mtmd", "web")  # packages of mtmd
+SCRIPTS = ("tools", "benchmarks")  # imported by their bare names
 MAIN = ("main", "origin/main")
 MAXIMUM = 4
 """Of test files for a module that its own folder has none for."""
@@ -39,7 +39,7 @@ def near(root: Path, changed: Iterable[str], maximum: int = MAXIMUM) -> list[str
 def _near(root: Path, file: Path, tests: dict[Path, str], maximum: int) -> Iterator[Path]:
     if root / file in tests:
         yield root / file
-    if file.parts[0] not in ROOMS:
+    if file.parts[0] not in (*ROOMS, *SCRIPTS):
         return
     folder = root / "tests" / file.parent
     named = folder / f"test_{file.stem}.py"
@@ -54,10 +54,12 @@ def _near(root: Path, file: Path, tests: dict[Path, str], maximum: int) -> Itera
 
 
 def module_of(file: Path) -> str:
-    """Return the name by which a file of a room is imported; "" for one that is no module."""
+    """Return the name by which a file is imported; "" for one that is no module."""
     if file.suffix != ".py":
         return ""
     parts = file.with_suffix("").parts
+    if parts[0] in SCRIPTS:
+        return ".".join(parts[1:])
     parts = parts[:-1] if parts[-1] == "__init__" else parts
     return ".".join(parts if parts[0] == "mtmd" else ("mtmd", *parts))
 
@@ -68,7 +70,7 @@ def _imports(text: str, module: str) -> bool:
     package, _, name = module.rpartition(".")
     whole = rf"^\s*(?:from|import) {re.escape(module)}\b(?!\.)"
     part = rf"^\s*from {re.escape(package)} import (?:\([^)]*|[^(\n]*)\b{re.escape(name)}\b"
-    return bool(re.search(f"{whole}|{part}", text, re.M)) if package else False
+    return bool(re.search(f"{whole}|{part}" if package else whole, text, re.M))
 
 
 def changed_files(root: Path, since: str | None) -> list[str]:

@@ -31,8 +31,8 @@ class UsmMel:
     """`bins` of the spectrum from `lowest` up to `highest` Hz, from frames of `frame` samples, each
     `hop` after the other, by a transform of `size` samples; `floor` is added to magnitudes, or, if
     it `is_minimum`, is the smallest. The first frame begins `lead` samples before a recording, and
-    behind the last there is another sample. Of each sample but a frame's first `emphasis` times the
-    one before is taken away, of that as much of itself.
+    behind the last there is another sample. `emphasis` times the sample before is
+    subtracted from each; a frame's first sample is multiplied by 1 - `emphasis`.
     """
 
     bins: int
@@ -181,6 +181,11 @@ def read_emphasizing_usm(features: Settings, bins: int, stride: int, tokens: int
         for key, usual in (("min_frequency", 125.0), ("preemphasis", 0.97))
     )
     mel = _read_mel(features, bins, Settings(EMPHASIZING, features.where))
+    if lowest >= mel.highest:
+        raise ModelError(
+            f"{features.where}: min_frequency is {lowest:g}, expected less than the "
+            f"{mel.highest:g} of max_frequency"
+        )
     mel = replace(mel, lead=0, lowest=lowest, emphasis=emphasis, is_minimum=True)
     result = UsmFrames(mel, stride, LONGEST, MULTIPLE)
     if (count := result.max_tokens()) > tokens:

@@ -42,8 +42,10 @@ def layer_norm(x: Tensor, w: Tensor, b: Tensor | None = None, *, eps: float) -> 
 
 
 def _magnitude_shape(y: Type, x: Type, *, floor: float) -> Type | None:  # noqa: ARG001
-    fits = len(x.shape) == len(y.shape) and all(
-        n in (1, m) for n, m in zip(x.shape[:-1], y.shape[:-1], strict=True)
+    fits = (
+        len(x.shape) == len(y.shape)
+        and x.shape[-1:] == y.shape[-1:]
+        and all(n in (1, m) for n, m in zip(x.shape[:-1], y.shape[:-1], strict=True))
     )
     need(fits and x.dtype == y.dtype, f"y is {y}, x {x}: expected a row of x for each of y")
     return same_as_first(y, x)
@@ -95,7 +97,7 @@ def cumulative_norm(x: Tensor, w: Tensor, *, eps: float) -> Tensor:
     centered = values - values.sum(-1, keepdim=True).cumsum(1) / counts
     squares = torch.linalg.vector_norm(centered, dim=-1, keepdim=True).square_()
     centered *= torch.rsqrt(squares.cumsum(1) / counts + eps)
-    centered.view(*x.shape[:2], -1, w.shape[0]).mul_(w.float())
+    centered.view(*x.shape[:2], x.shape[2] // w.shape[0], w.shape[0]).mul_(w.float())
     return centered.to(x.dtype)
 
 

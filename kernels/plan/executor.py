@@ -261,11 +261,13 @@ class Executor:
                 continue
             if number in room:
                 memory.leave(room[number] + steps.taken.get(number, 0))
-            before = memory.taken
+            if whole:
+                before = memory.highest = memory.used
             if number in chains:
                 yield from chains[number].steps(values, memory)
                 inside = chains[number].chain.stop
-                steps.taken[number] = memory.taken - before
+                if whole:
+                    steps.taken[number] = memory.highest - before
                 continue
             inputs = [values[i] for i in reads]
             if heart is not None:
@@ -277,7 +279,8 @@ class Executor:
                 else:
                     value = kernel(*inputs)
             values[result] = value
-            steps.taken[number] = memory.taken - before
+            if whole:
+                steps.taken[number] = memory.highest - before
             if observe is not None:
                 observe(node, value, inputs)
             del inputs, value  # what is freed now must not live on in a generator that rests

@@ -30,8 +30,9 @@ def check_device(backends: Sequence[Backend], dtype: torch.dtype) -> None:
 
 
 def check_weights(outputs: Sequence[Node]) -> None:
-    """Raises OptionError where the graph has no product with a weight of small integers."""
-    products = [node for node in toposort(*outputs) if node.op == "matmul"]
+    """Raises OptionError where no product but the last has a weight of small integers."""
+    last = _last(outputs)
+    products = [n for n in toposort(*outputs) if n.op == "matmul" and n not in last]
     kinds = sorted({str(node.attrs.get("quant") or "plain numbers") for node in products})
     if octets.CENTERS.keys() & kinds:
         return

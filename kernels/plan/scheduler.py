@@ -150,7 +150,7 @@ class Plan:
     @cached_property
     def run_bytes(self) -> dict[str, int]:
         """The same of a run that is launched node by node, or recorded."""
-        return self._peak(self._exact_needs)
+        return self._peak(lambda: self._exact_needs)
 
     @cached_property
     def _exact_needs(self) -> list[tuple[int, str, int]]:
@@ -203,11 +203,12 @@ class Plan:
         once: what ops take on the way is found by running them on meta tensors, for which torch
         loads its compiler.
         """
-        needs = self._needs(
-            lambda step: step.backend.workspace(step.node, exact=False),
-            lambda plan: plan.rough_bytes,
+        rough = self._peak(
+            lambda: self._needs(
+                lambda step: step.backend.workspace(step.node, exact=False),
+                lambda plan: plan.rough_bytes,
+            )
         )
-        rough = self._peak(needs)
         records = any(step.backend.records for step in self.steps)
         return self._with_copies(rough, self.outside_states if records else ())
 
@@ -246,11 +247,11 @@ class Plan:
         """Take from whoever has lowered the plan what `native` would lower it for once more."""
         vars(self)["_native"] = facts
 
-    def _peak(self, needs: Iterable[tuple[int, str, int]]) -> dict[str, int]:
+    def _peak(self, needs: Callable[[], Iterable[tuple[int, str, int]]]) -> dict[str, int]:
         if self._native is not None and (taken := self._native[1]) is not None:
             return {self.steps[0].backend.space: taken}
         peak: dict[str, int] = {}
-        for _, space, size in needs:
+        for _, space, size in needs():
             peak[space] = max(peak.get(space, 0), size)
         return peak
 

@@ -40,8 +40,8 @@ class ResultMemory:
         self.bytes = sum(map(len, self._free))
         """Of all pieces that there are."""
         self._maximum = 0  # bytes that were held at once: as much may be kept
-        self.taken = 0
-        """Bytes of all pieces that were handed out."""
+        self.highest = 0
+        """The most bytes that were held at once, since it was set to those of then."""
 
     def new(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Memory that is not set. Raises MemoryError."""
@@ -57,16 +57,21 @@ class ResultMemory:
         if fitting:
             piece = min(fitting, key=len)
             self._free.remove(piece)
-            self.taken += len(piece)
+            self.highest = max(self.highest, self.used)
             return piece
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._maximum = max(self._maximum, self.bytes - sum(map(len, self._free)) + size)
+        self._maximum = max(self._maximum, self.used + size)
         while self._free and self.bytes + size > self._maximum + SPARE:
             self.bytes -= len(self._free.pop(0))
         piece = _mapped(size)
         self.bytes += len(piece)
-        self.taken += len(piece)
+        self.highest = max(self.highest, self.used)
         return piece
+
+    @property
+    def used(self) -> int:
+        """Bytes of pieces that are in use."""
+        return self.bytes - sum(map(len, self._free))
 
     def leave(self, size: int) -> None:
         """Give free pieces back until no more than so many bytes of them are left: others take

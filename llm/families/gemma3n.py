@@ -41,6 +41,7 @@ MAX_STREAMS = 16
 LAUREL_RANK = 64  # which no GGUF says
 EVERY = 5  # layers, of which the last is full
 SPARSE, SPARSITY = 10, 0.95  # first layers, and what their gates leave out
+MIN_SPARSITY, MAX_SPARSITY = 1e-6, 0.999  # less is nothing; fp32 rounds more to all
 PAD = 0  # row of layers' inputs for tokens that their table does not have
 
 
@@ -442,10 +443,14 @@ def _deviations(c: Settings, depth: int) -> tuple[float | None, ...]:
     """
     scale, dense = c.get("activation_sparsity_scale", None), -math.inf
     if scale is not None:
-        if not all(type(one) is float and (one == dense or abs(one) < 10) for one in scale):
+        if (
+            not isinstance(scale, (list, tuple))
+            or len(scale) != depth
+            or not all(type(one) is float and (one == dense or abs(one) < 10) for one in scale)
+        ):
             raise ModelError(
-                f"{c.where}: activation_sparsity_scale is {scale!r:.60}, expected numbers, or "
-                "-inf where nothing is left out"
+                f"{c.where}: activation_sparsity_scale is {scale!r:.60}, expected a number for "
+                f"each of {depth} layers, or -inf where nothing is left out"
             )
         return tuple(None if one == dense else one for one in scale)
     sparse = SPARSE if depth > SPARSE else 0
@@ -454,14 +459,14 @@ def _deviations(c: Settings, depth: int) -> tuple[float | None, ...]:
     if (
         not isinstance(shares, (list, tuple))
         or len(shares) != depth
-        or any(type(one) not in (int, float) or not 0 <= one < 1 for one in shares)
+        or any(type(one) not in (int, float) or not 0 <= one <= MAX_SPARSITY for one in shares)
     ):
         raise ModelError(
             f"{c.where}: activation_sparsity_pattern is {shares!r:.60}, expected a share from 0 to "
-            f"1 for each of {depth} layers"
+            f"{MAX_SPARSITY} for each of {depth} layers"
         )
     normal = torch.distributions.Normal(0.0, 1.0)
     return tuple(
-        normal.icdf(torch.tensor(one, dtype=torch.float32)).item() if one > 0 else None
+        normal.icdf(torch.tensor(one, dtype=torch.float32)).item() if one > MIN_SPARSITY else None
         for one in shares
     )

@@ -86,3 +86,19 @@ def test_everybody_says_which_build_it_is(tmp_path):
     )
     alone = peers.parties(tmp_path, "x", sizes, tmp_path / "none", [], "bf16", None)
     assert "OpenVINO GenAI" not in {party.name for party in alone}
+
+
+def test_an_encode_is_timed_and_what_it_held_is_measured_where_the_system_tells():
+    rates = peers.encode_rates(lambda: bytearray(64 << 20))
+    assert rates.pop("encode") > 0 and rates.keys() <= {peers.MEMORY, peers.PROCESS}
+    assert all(size > 0 for size in rates.values())
+
+
+def test_a_program_says_what_it_held_and_why_it_failed():
+    held = "x = bytearray(64 << 20); print('one'); print('two')"
+    text, peak = peers.output_and_peak([sys.executable, "-c", held])
+    assert text == "one\ntwo\n" and 64 < peak < 200
+    with pytest.raises(RuntimeError, match=r"failed: no such model$"):
+        peers.output([sys.executable, "-c", "raise SystemExit('no such model')"])
+    with pytest.raises(RuntimeError, match="died of signal 9"):
+        peers.output([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])

@@ -63,6 +63,8 @@ def test_each_is_named_once(root: Path) -> None:
         ("kernels/graph.py", "mtmd.kernels.graph"),
         ("mtmd/model.py", "mtmd.model"),
         ("web/page/__init__.py", "mtmd.web.page"),
+        ("benchmarks/peers.py", "peers"),
+        ("benchmarks/gpu_kernels/parts.py", "gpu_kernels.parts"),
         ("web/static/chat/boxes.js", ""),
     ],
 )

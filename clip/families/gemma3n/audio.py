@@ -29,7 +29,7 @@ from mtmd.kernels.plan.flash_choice import AttentionForm
 BINS = 128
 STRIDE = 4  # frames of what a layer reads
 KERNEL = 3  # of the two convolutions
-TOKENS = 188  # of a recording
+TOKENS, MAX_TOKENS = 188, 1 << 13  # of a recording
 TEXT_ROWS = 262400
 END = 262272  # the token behind audio
 # Names in transformers, without the layer's prefix, by those of GGUF files of Gemma 4
@@ -175,12 +175,14 @@ def to_gguf(family: Gemma3nAudio) -> GgufTower | None:
     published, which no key says.
     """
     c, bins = family.conformer, family.resolution.mel.bins
-    usual = read_emphasizing_usm(Settings({}, ""), bins, STRIDE * family.reduction, TOKENS)
     constants = c.kernel, c.ffn_scale, c.cap, c.eps, c.reach, family.norm_eps, family.reduction
     tokens = family.embedder.first, family.embedder.first + family.embedder.tokens - 1
     if (family.end, family.padding) != tokens:
         return None
-    if constants != (5, 0.5, 50.0, EPS, Reach(13), 1e-3, 4) or family.resolution != usual:
+    if constants != (5, 0.5, 50.0, EPS, Reach(13), 1e-3, 4):
+        return None
+    usual = read_emphasizing_usm(Settings({}, ""), bins, STRIDE * family.reduction, TOKENS)
+    if family.resolution != usual:
         return None
     keys = {
         "audio.projection_dim": family.embedder.text_width,
@@ -246,7 +248,10 @@ def read(top: Settings, features: Settings) -> Gemma3nAudio:
     back = c.count("conf_attention_context_left", 13, maximum=MAX_REACH)
     embedder = read_embedder(c, text, "embed_audio", width, END)
     frames = read_emphasizing_usm(
-        features, bins, STRIDE * reduction, top.count("audio_soft_tokens_per_image", TOKENS)
+        features,
+        bins,
+        STRIDE * reduction,
+        top.count("audio_soft_tokens_per_image", TOKENS, maximum=MAX_TOKENS),
     )
     return Gemma3nAudio(
         conformer=UsmConformer(

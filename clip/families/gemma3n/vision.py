@@ -29,7 +29,7 @@ from mtmd.kernels.ops.image import Padding
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
 EPS = 1e-6  # of the tower's norms; no setting says it
-SIDE = 768
+SIDE, MAX_SIDE = 768, 4096  # pixels of a picture; published models have 768
 WIDTH, STEM, EXPANSION = 2048, 64, 2.0  # of what the tower gives, of its stem, of the last layers
 SOFT_TOKENS, END_OF_IMAGE = 256, 262_144
 KERNELS, MAX_STRIDE = (1, 3, 5, 7), 4  # published models have 3, 5 and 2
@@ -360,13 +360,13 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
     """
     size = keys.count("vision.image_size", SIDE)
     tokens = size // keys.count("vision.patch_size", SIDE // SOFT_TOKENS)
-    table = shapes.get("mm.embedding.weight", (None, None))
+    table = [*shapes.get("mm.embedding.weight", ()), None]
     vision = {
         "hidden_size": keys.get("vision.embedding_length", None),
         "rms_norm_eps": keys.get("vision.attention.layer_norm_epsilon", None),
         "vocab_size": table[0],
         "model_args": {
-            "stem_size": shapes.get("v.conv_stem.conv.weight", (STEM,))[0],
+            "stem_size": [*shapes.get("v.conv_stem.conv.weight", ()), STEM][0],
             "msfa_output_resolution": isqrt(tokens),
             "block_args": _seen_blocks(shapes),
         },
@@ -385,7 +385,8 @@ def _seen_blocks(shapes: Mapping[str, Shape]) -> list[list[dict[str, Any]]]:
     """
 
     def shape(at: str, name: str) -> Shape | None:
-        return shapes.get(f"v.blk.{at}.{name}.weight")
+        known = shapes.get(f"v.blk.{at}.{name}.weight")
+        return known if known and len(known) == 4 and all(known) else None
 
     stages: list[list[dict[str, Any]]] = []
     for number in range(STAGES):
@@ -564,11 +565,12 @@ def _read_block(c: Settings, inner: int) -> Block:
             kernel=c.choice("dw_kernel_size", KERNELS, 3),
             stride=c.count("kv_stride", 1, maximum=MAX_STRIDE),
         )
-    middle = _divisible(inner * c.number("exp_ratio", 1.0))
-    if not 0 < middle <= MAX_WIDTH:
+    wide = inner * c.number("exp_ratio", 1.0)
+    if wide > MAX_WIDTH:
         raise ModelError(
-            f"{c.where}: exp_ratio widens {inner} channels to {middle}; expected up to {MAX_WIDTH}"
+            f"{c.where}: exp_ratio widens {inner} channels to {wide:g}; expected up to {MAX_WIDTH}"
         )
+    middle = _divisible(wide)
     if kind == "er":
         return EdgeResidual(inner, middle, outer, c.choice("exp_kernel_size", KERNELS, 3), stride)
     start, mid = (
@@ -591,7 +593,7 @@ def _read_resolution(image: Settings, tokens: int) -> FixedSquare:
     edges = Settings(
         {"height": size, "width": size} if type(size) is int else size, f"{image.where}: size"
     )
-    height, width = edges.count("height"), edges.count("width")
+    height, width = (edges.count(edge, maximum=MAX_SIDE) for edge in ("height", "width"))
     if height != width:
         raise ModelError(f"{edges.where} is {height} x {width}, expected a square")
     values = dict(image.values)

@@ -76,6 +76,13 @@ def test_frames_with_emphasis_are_those_of_transformers(settings: dict[str, Any]
     assert plan.tiles[0].shape == ours.tile_type().shape
 
 
+@pytest.mark.parametrize("lowest", [7600.0, 7900.0])
+def test_frequencies_that_leave_nothing_are_refused(lowest: float) -> None:
+    settings = Settings({"min_frequency": lowest, "max_frequency": 7600.0}, "here")
+    with pytest.raises(ModelError, match="expected less than the 7600 of max_frequency"):
+        read_emphasizing_usm(settings, 128, 16, 188)
+
+
 @pytest.mark.parametrize("count", [1, 160])
 def test_what_has_no_whole_frame_is_filled_up(count: int) -> None:
     """transformers leaves such a recording without a token."""

@@ -206,8 +206,14 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "wide": (
         TINY_IMAGE,
         wrong(block_type="uir", exp_ratio=1e9),
-        "exp_ratio widens 40 channels to 40000000000",
+        r"exp_ratio widens 40 channels to 4e\+10",
     ),
+    "infinitely wide": (
+        TINY_IMAGE,
+        wrong(block_type="uir", exp_ratio=1e308),
+        "exp_ratio widens 40 channels to inf",
+    ),
+    "large": ({"size": {"height": 1 << 18, "width": 1 << 18}}, {}, "height is 262144, expected"),
     "no kernel": (
         TINY_IMAGE,
         wrong(block_type="uir", stride=2, dw_kernel_size_mid=0),
@@ -222,3 +228,19 @@ def test_what_cannot_be_followed(name: str) -> None:
     image, parts, message = WRONG[name]
     with pytest.raises(ModelError, match=message):
         family(image, **parts).parameters()
+
+
+@pytest.mark.parametrize(
+    "name", ["v.blk.0.0.conv_exp.weight", "v.conv_stem.conv.weight", "mm.embedding.weight"]
+)
+@pytest.mark.parametrize("shape", [(), (8,), (8, 8), (0, 0, 0, 0)])
+def test_shapes_of_a_gguf_that_cannot_be_followed(name: str, shape: tuple[int, ...]) -> None:
+    own = family(TINY_IMAGE, **TINY)
+    stored, _ = tensors()
+    theirs = gemma3n_eyes({name: tensor.numpy() for name, tensor in stored.items()})
+    shapes = {name: tuple(t.shape) for name, t in theirs.items()} | {name: shape}
+    metadata, _ = gguf_of(own, "here")
+    file = TensorFile({n: torch.zeros(s) for n, s in shapes.items()}, canonical=True)
+    with pytest.raises(ModelError):
+        again = gguf_vision_family("gemma3nv", metadata, shapes, "there")
+        CanonicalWeights(file, again.parameters(), "there")

@@ -100,6 +100,13 @@ def test_tokens_that_the_table_does_not_have_are_refused(tokens: dict[str, Any])
 def test_recordings_of_too_many_tokens_are_refused() -> None:
     with pytest.raises(ModelError, match="750 tokens, expected at most the 188"):
         read(conf_reduction_factor=1)
+    with pytest.raises(ModelError, match="audio_soft_tokens_per_image is 16777216, expected"):
+        read(top={"audio_soft_tokens_per_image": 1 << 24})
+
+
+def test_a_gguf_is_not_written_of_recordings_of_other_lengths() -> None:
+    other = read(top={"audio_soft_tokens_per_image": 400}, conf_reduction_factor=2)
+    assert audio.to_gguf(other) is None
 
 
 @pytest.mark.parametrize(

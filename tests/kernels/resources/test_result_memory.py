@@ -130,7 +130,7 @@ def resident_bytes() -> int:
 def test_free_memory_is_given_back_down_to_what_may_stay(memory):
     with memory.in_use():
         first, second = new(), new(2 * ROWS)
-    assert memory.taken == first.nbytes + second.nbytes
+    assert memory.highest == memory.used == first.nbytes + second.nbytes
     del first, second
     memory.leave(3 * LARGE)
     assert memory.bytes == 3 * LARGE
@@ -138,3 +138,12 @@ def test_free_memory_is_given_back_down_to_what_may_stay(memory):
     assert memory.bytes == 2 * LARGE, "the oldest piece is gone"
     memory.leave(-1)
     assert memory.bytes == 0
+
+
+def test_what_is_held_at_most_counts_a_piece_that_is_used_again_once(memory):
+    with memory.in_use():
+        for _ in range(3):
+            assert new().nbytes == memory.highest == LARGE
+        assert memory.used == 0
+        first, second = new(), new()
+    assert memory.highest == memory.used == first.nbytes + second.nbytes

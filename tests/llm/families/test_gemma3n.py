@@ -148,6 +148,19 @@ def test_a_gguf_says_the_same_in_the_converters_names() -> None:
         assert theirs.get_name(source) == name.removesuffix(".weight"), name
 
 
+def test_shares_of_nearly_nothing_are_none() -> None:
+    assert read(activation_sparsity_pattern=[1e-300, 0, 0.0, 1e-9, 0]).deviations == (None,) * 5
+
+
+def test_a_gguf_has_a_row_of_layers_inputs_for_each_token() -> None:
+    family = read(laurel_rank=64, vocab_size_per_layer_input=70)
+    (way,) = family.parameters()["per_layer_token_embd.weight"].gguf
+    table = torch.arange(70.0)[:, None].expand(way.shape[0] + 10, way.shape[1])
+    (written,) = way.invert(table)
+    assert written.shape == way.shape == (60, table.shape[1])
+    assert torch.equal(written, table[:60])
+
+
 def test_what_a_gguf_cannot_say() -> None:
     with pytest.raises(ModelError, match="does not say rank 5"):
         gguf_of(read(laurel_rank=5), "test")
@@ -175,9 +188,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "rank": ({"laurel_rank": 0}, "laurel_rank is 0, expected"),
     "shares": (
         {"activation_sparsity_pattern": [0.5] * 4},
-        "expected a share from 0 to 1 for each of 5 layers",
+        r"expected a share from 0 to 0\.999 for each of 5 layers",
     ),
     "share": ({"activation_sparsity_pattern": [1.0] * 5}, "activation_sparsity_pattern is"),
+    "nearly all": (
+        {"activation_sparsity_pattern": [0.999999999] * 5},
+        "activation_sparsity_pattern is",
+    ),
+    "deviations": ({"activation_sparsity_scale": 5}, "activation_sparsity_scale is 5, expected"),
+    "few deviations": ({"activation_sparsity_scale": [0.5]}, "expected a number for each of 5"),
     "shared": ({"num_kv_shared_layers": 4}, "num_kv_shared_layers is 4, expected so few of 5"),
     "kinds": ({"layer_types": [FULL]}, "layer_types has to name 5 layers"),
     "inputs": ({"hidden_size_per_layer_input": 0}, "hidden_size_per_layer_input is 0, expected"),

@@ -81,6 +81,39 @@ def test_what_is_no_text_file_of_a_message_is_told(person, data, message):
     assert person.page.locator(".thumb").count() == 0
 
 
+def test_a_file_of_many_fences_and_a_drawing_are_text(person, fake):
+    person.expects = ("400",)  # the first is too long for the model
+    page = person.page
+    ticks, svg = b"` " * 130_000, b"<svg xmlns='http://www.w3.org/2000/svg'/>"
+    files = [attached("ticks.txt", ticks), attached("a.svg", svg, "image/svg+xml")]
+    page.set_input_files("#files", files=files)
+    page.wait_for_selector(".text-file .file-name:text-is('a.svg')")
+    page.click("[aria-label='Remove ticks.txt']")
+    page.fill("#prompt", "what?")
+    page.press("#prompt", "Enter")
+    person.answered()
+    assert words(fake.tickets[-1]).endswith(f"File: a.svg\n```\n{svg.decode()}\n```")
+
+
+def test_a_file_that_is_read_late_is_not_put_into_another_conversation(person):
+    page = person.page
+    person.say("first")
+    page.evaluate(
+        """() => {
+            const slow = Blob.prototype.arrayBuffer;
+            Blob.prototype.arrayBuffer = async function () {
+                await new Promise((go) => setTimeout(go, 600));
+                return slow.call(this);
+            };
+        }"""
+    )
+    page.set_input_files("#files", files=[attached("late.txt", b"one")])
+    page.click("#new-chat")
+    page.wait_for_selector("#welcome")
+    page.wait_for_timeout(1000)
+    assert page.locator(".text-file").count() == 0
+
+
 @pytest.mark.parametrize("data", [b"\x00\x01", b"\xff\xfe\xfd text"], ids=["zeros", "not UTF-8"])
 def test_other_bytes_are_refused_by_the_server(person, data):
     person.expects = ("400",)

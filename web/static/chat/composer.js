@@ -120,7 +120,7 @@ export class Composer {
       event.preventDefault();
       $("drop").hidden = true;
       droppedFiles(event.dataTransfer).then(({ files, folders }) => {
-        if (folders || files.length > this.about.images) this.askOver(files);
+        if (folders || files.filter((file) => !mayBeText(file)).length > this.about.images) this.askOver(files);
         else this.attach(files);
       }, (error) => toast(`The folder could not be read. ${error.message}`));
     });
@@ -137,6 +137,11 @@ export class Composer {
     this.attached = [...images.map((image) => this.#known(image)), ...files.map((file) => ({ key: newKey(), ...file }))];
   }
 
+  /** Pictures and the like that the message still takes. */
+  get #room() {
+    return this.about.images - this.attached.filter((one) => !isText(one)).length;
+  }
+
   get #images() {
     return this.attached.map((one) => one.image).filter(Boolean);
   }
@@ -149,8 +154,10 @@ export class Composer {
   }
 
   async #read(file) {
+    const { draft } = this;
     try {
       const text = await textOf(file);
+      if (draft && this.draft !== draft) return; // another conversation is shown: it is not meant
       if (text === null) this.#attachMedia([file]);
       else if (text === "") toast(`${isolated(file.name)} is empty.`, { group: "files" });
       else this.#addText(file, text);
@@ -172,10 +179,10 @@ export class Composer {
 
   #attachMedia(files) {
     if (!this.about.vision && !this.about.audio) {
-      toast(`${this.about.model} takes text files alone: it has no encoder for pictures or audio.`);
+      toast(`${this.about.model} only takes text files: it has no encoder for pictures or audio.`);
       return;
     }
-    const room = this.about.images - this.attached.filter((one) => !isText(one)).length;
+    const room = this.#room;
     if (files.length > room) toast(`One message takes at most ${plural(this.about.images, "picture")}; ${files.length - room} left out.`);
     for (const file of files.slice(0, Math.max(0, room))) {
       const sound = file.type.startsWith("audio/");
@@ -197,7 +204,7 @@ export class Composer {
     const waiting = { key: newKey(), blob: null, image: null, preview: null, name: file.name, tokens: null };
     this.attached.push(waiting);
     waiting.uploading = uploadPages(file, file.name).then(({ images, pages }) => {
-      const room = this.about.images - this.attached.length + 1;
+      const room = this.#room + 1;
       const taken = images.slice(0, room).map((image) => this.#known(image));
       this.attached.splice(this.attached.indexOf(waiting), 1, ...taken);
       if (pages > taken.length) toast(`${isolated(file.name)} has ${plural(pages, "page")}; the first ${taken.length} are attached, for one message takes no more.`);
@@ -314,9 +321,11 @@ export class Composer {
 
   /** What is in the box, in an empty chat. */
   #moveOn() {
-    const draft = { text: this.text, images: this.#images };
+    if (!store("mtmd.draft.", { text: this.text, images: this.#images })) {
+      toast("This message is too large to be moved: the browser has no room for it. Copy it, or leave out a file.");
+      return;
+    }
     this.clear();
-    store("mtmd.draft.", draft);
     this.anew();
   }
 
@@ -510,12 +519,14 @@ function refusal(name, error, refused) {
   return `${file} is not attached. ${error.message}`;
 }
 
-/** A draft in this tab's storage; one that is too large for it is not kept. */
+/** Keep a draft in this tab's storage. One that is too large for it is not kept: false. */
 function store(key, draft) {
   try {
     sessionStorage.setItem(key, JSON.stringify(draft));
+    return true;
   } catch (error) {
     if (error.name !== "QuotaExceededError") throw error;
     sessionStorage.removeItem(key);
+    return false;
   }
 }

@@ -1,7 +1,7 @@
 // Text files of a message: a part of its text, each in a block below its name, so that every client, export and model sees the same.
 
 export const LONGEST = 500_000; // characters of all files of one message
-const MEDIA = /^(image|audio|video)\/(?!mp2t)|^application\/pdf$/; // what ends in .ts is told to be an MPEG stream
+const MEDIA = /^(image|audio|video)\/(?!mp2t|vnd\.dlna\.mpeg-tts|svg)|^application\/pdf$/; // .ts is reported as an MPEG stream; SVG is text
 const FENCE = /^`{3,}$/;
 const HEADER = "File: ";
 
@@ -25,12 +25,13 @@ export function withFiles(words, files) {
 }
 
 function block({ name, content }) {
-  const longest = Math.max(2, ...[...content.matchAll(/`+/g)].map(([ticks]) => ticks.length));
+  let longest = 2;
+  for (const [ticks] of content.matchAll(/`+/g)) longest = Math.max(longest, ticks.length);
   const fence = "`".repeat(longest + 1);
   return `${HEADER}${name.replaceAll(/[\u0000-\u001f]/g, " ")}\n${fence}\n${content}${content.endsWith("\n") ? "" : "\n"}${fence}`;
 }
 
-/** What `withFiles` made, apart again: {words, files}. A text that ends in another way has no files. */
+/** Split what `withFiles` made: {words, files}. A text that ends in another way has no files. */
 export function splitFiles(text) {
   const lines = text.split("\n");
   let [files, words] = [[], lines.length];
