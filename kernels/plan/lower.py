@@ -1289,10 +1289,12 @@ def _chosen(
 
 
 def _rejects_heads(low: Lowering, node: Node, inputs: Operands) -> str | None:  # noqa: ARG001
-    x = inputs[0]
-    assert x is not None
+    x, w = inputs
+    assert x is not None and w is not None
     if x.shape[0] > MAX_ROWS:
         return f"{x.shape[0]} rows, more than {MAX_ROWS}"
+    if x.shape[1] != w.shape[0]:
+        return "one row for all heads"
     return _rejects_any_heads(node, inputs)
 
 
@@ -1303,8 +1305,6 @@ def _rejects_any_heads(node: Node, inputs: Operands) -> str | None:
         return "its weight is computed"
     if node.attrs.get("turned"):
         return "rows and columns of its weight exchanged"
-    if x.shape[1] != w.shape[0]:
-        return "one row for all heads"
     if products.too_narrow(kind := _kind(node, w), x.shape[2]):
         return f"rows of {x.shape[2]} values in {kind}"
     return None if _head_stride(x) is not None else "heads with gaps of two sizes"

@@ -138,7 +138,7 @@ def test_a_wrong_option_is_told_before_anything_is_loaded(
     options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        model_module, "open_checkpoint", lambda *_: pytest.fail("a checkpoint was opened")
+        "mtmd.finding.open_checkpoint", lambda *_: pytest.fail("a checkpoint was opened")
     )
     with pytest.raises(OptionError, match=message):
         describe("no such picture.png", **options)

@@ -196,5 +196,5 @@ def test_refusals(
 ) -> None:
     monkeypatch.setattr("mtmd.checkpoint.hub.TIMEOUT_S", 0.3)
     with pytest.raises(ModelError, match=reported):
-        fetch_headers(name, tmp_path, endpoint=address(hub))
-    assert not list(tmp_path.parent.glob("*.gguf"))
+        fetch_headers(name, tmp_path / "models", endpoint=address(hub))
+    assert not list(tmp_path.glob("*.gguf"))

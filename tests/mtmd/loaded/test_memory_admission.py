@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from mtmd.base.errors import DeviceMemoryError, OptionError
 from mtmd.base.text import mib
+from mtmd.checkpoint.open import open_checkpoint
 from mtmd.clip.image.decode import Picture, open_picture
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.token_budget import Budget
@@ -31,7 +32,7 @@ from mtmd.loaded import memory_admission as module
 from mtmd.loaded.fitting import needed_memory
 from mtmd.loaded.memory_admission import Admission
 from mtmd.loaded.predicted_memory import predicted_bytes
-from mtmd.loading import load, open_checkpoint
+from mtmd.loading import load
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
 from mtmd.prompt.bridge import Bridge

@@ -294,11 +294,12 @@ def test_a_dropped_file_that_is_no_picture_is_refused_in_words(person):
     person.expects = ("400",)
     person.page.evaluate("""() => {
         const data = new DataTransfer();
-        data.items.add(new File(["<svg></svg>"], "drawing.svg"));
+        data.items.add(new File(["%!PS-Adobe-3.0"], "drawing.eps", { type: "image/x-eps" }));
         document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true }));
     }""")
-    person.page.wait_for_selector(".toast:has-text('drawing.svg')")
-    assert person.page.locator(".thumb").count() == 0 and "SVG" in person.page.inner_text(".toast")
+    person.page.wait_for_selector(".toast:has-text('drawing.eps')")
+    assert person.page.locator(".thumb").count() == 0
+    assert "PostScript" in person.page.inner_text(".toast")
 
 
 def test_a_draft_survives_a_reload(person):
@@ -640,13 +641,14 @@ def test_a_model_without_eyes_says_so(visit, fake):
     person = visit()
     person.page.click("#add")
     assert person.page.locator("#add-menu [role=menuitem]:visible").all_inner_texts() == [
-        "Compare\ntwo answers to the same message"
+        "Text\nor paste them, or drop them on the page",
+        "Compare\ntwo answers to the same message",
     ]
     person.page.keyboard.press("Escape")
     person.page.set_input_files(
         "#files", files=[{"name": "a.png", "mimeType": "image/png", "buffer": _png()}]
     )
-    person.page.wait_for_selector(".toast:has-text('cannot see pictures')")
+    person.page.wait_for_selector(".toast:has-text('only takes text files')")
 
 
 def _png():
