@@ -362,7 +362,7 @@ def predicted(shape: str, weights: str, subject: Any, setting: Setting) -> Predi
 
 
 def memory(name: str, subject: Any, setting: Setting) -> Row:
-    """What the model was predicted to take, and what the card has not free after it has worked."""
+    """Memory that the model was predicted to take, and what the card lacks after it has worked."""
     import torch
 
     from mtmd.loaded.predicted_memory import predicted_bytes

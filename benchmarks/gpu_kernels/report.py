@@ -70,13 +70,13 @@ def _rows_of(part: Part, lines: Sequence[Line]) -> list[Line]:
 
 
 def _aims_of(part: Part, lines: Sequence[Line]) -> list[str]:
-    """Of a dry run, each once."""
+    """Return the aims of a dry run, each once."""
     every = (a for line in lines if line["part"] == part.name for a in line.get("aims", ()))
     return list(dict.fromkeys(every))
 
 
 def _columns(lines: Sequence[Line]) -> dict[str, list[str]]:
-    """Of a dry run: the heads of each table."""
+    """Return the heads of each table of a dry run."""
     result: dict[str, dict[str, None]] = {}
     for line in lines:
         if line.get("columns"):
