@@ -47,6 +47,7 @@ FAMILIES = (
         ("lfm2a",),
         "Lfm2AudioForConditionalGeneration",
     ),
+    Entry("mtmd.clip.families.meralion", ("meralion2", "meralion3"), ("meralion",)),
     Entry("mtmd.clip.families.phi4_multimodal.audio", ("phi4_multimodal",)),
     Entry("mtmd.clip.families.qwen2_5_omni_audio", ("qwen2_5_omni_thinker",), ("qwen2.5o",)),
     Entry("mtmd.clip.families.qwen2_audio", ("qwen2_audio",), ("qwen2a",)),
@@ -102,7 +103,8 @@ class HasSeparator(Protocol):
 
 def hears(config: Settings) -> bool:
     """Return whether a config.json describes an audio encoder."""
-    return any(config.get(key, None) is not None for key in ("audio_config", "encoder_config"))
+    keys = "audio_config", "encoder_config", "speech_config"
+    return any(config.get(key, None) is not None for key in keys)
 
 
 def with_model_type(config: Settings) -> Settings:

@@ -24,12 +24,11 @@ LM_HEAD = (
         for prefix in ("", "language_model.", "model.", "thinker.", "llm.", "model.language_model.")
     ),
     "decoder.lm_head.weight",
+    "text_decoder.lm_head.weight",
     "decoder.output_projection.weight",
 )
 # Of a tied table: a copy nobody needs
-COPIED_HEAD = (
-    r"((model\.)?(language_)?model\.|thinker\.|llm\.|decoder\.)?(lm_head|output_projection)\.weight"
-)
+COPIED_HEAD = r"((model\.)?(language_)?model\.|thinker\.|llm\.|(text_)?decoder\.)?(lm_head|output_projection)\.weight"
 
 
 def prefixed(prefixes: Iterable[str]) -> Source:

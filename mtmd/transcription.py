@@ -174,6 +174,8 @@ def audio_pieces(
     for start, stop in pieces(audio.samples, rate, instructions.seconds):
         part = {"type": "audio", "audio": GivenSamples(audio.samples[start:stop], rate)}
         content = [part, *([{"type": "text", "text": prompt}] if prompt else [])]
+        if instructions.audio_last:
+            content.reverse()
         messages: list[Message] = [*system, {"role": "user", "content": content}]
         if begun:
             messages.append({"role": "assistant", "content": begun})

@@ -23,6 +23,7 @@ class Instructions:
             them; otherwise they are a part of the prompt.
         sentences: beginnings of a sentence in which the model quotes the text.
         system: the system message of a transcript; none where it is empty.
+        audio_last: the audio stands behind the prompt, not before it.
     """
 
     transcribe: str
@@ -35,6 +36,7 @@ class Instructions:
     hint_is_system: bool = False
     sentences: tuple[str, ...] = ()
     system: str = ""
+    audio_last: bool = False
 
 
 # In the words of Qwen2.5-Omni's and Qwen3-Omni's authors.

@@ -42,7 +42,7 @@ from mtmd.llm.state import KV
 
 KINDS = SLIDING, FULL
 CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
-PREFIXES = ("language_model.model.", "model.language_model.", "model.")
+PREFIXES = ("language_model.model.", "model.language_model.", "text_decoder.model.", "model.")
 # What transformers takes for keys that a config.json leaves out, by model_type; `every`: which of
 # the layers are global.
 FIRST: dict[str, Any] = {

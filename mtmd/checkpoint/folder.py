@@ -113,7 +113,7 @@ def open_folder(folder: Path, template: Path | None = None, *, answers: bool = T
             part, keys = settings.part("text_config"), (family.begin_key,)
         _check_media_token(folder, part, keys, vision.image_token, tokenizer)
     if audio:
-        keys = ("audio_token_index", "audio_token_id")
+        keys = ("audio_token_index", "audio_token_id", "speech_token_index")
         _check_media_token(folder, settings, keys, audio.token, tokenizer)
     special = tokenizer.special_text
     chat = (
@@ -304,7 +304,8 @@ def _audio_family(folder: Path, settings: Settings) -> AudioFamily | None:
     if key is None:
         name = "preprocessor_config.json"
         features = Settings(read_json(folder / name, required=False), name)
-    features = Settings({**features.values, "tokens": _tokens(folder)}, features.where)
+    more = {"tokens": _tokens(folder), "processor": both.values}
+    features = Settings({**features.values, **more}, features.where)
     return audio_family(settings.get("model_type", ""), settings, features)
 
 

@@ -51,6 +51,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma4": {"audio_config": {"num_hidden_layers": 1, "hidden_size": WIDTH}},
     "granite_speech": {"encoder_config": GRANITE, "projector_config": FORMER},
     "lfm2_audio": {"audio_config": {"n_layers": LAYERS, "d_model": WIDTH}},
+    "meralion2": {"speech_config": WHISPER},
 }
 SECONDS = dict.fromkeys(
     ("gemma3n", "gemma4", "granite_speech", "lfm2_audio"), 6.0

@@ -21,6 +21,7 @@ from blocks import once
 from common import picture
 from gguf_files import decoder, glma_projector
 from lfm2_audio import lfm2_audio
+from meralion import meralion
 from sounds import tones
 from ultravox import ultravox
 
@@ -37,11 +38,16 @@ from mtmd.prompt.audio_input import AudioInput
 
 CASES = TRANSFORMERS | {
     "lfm2_audio": lfm2_audio,
+    "meralion": meralion,
+    "meralion, no product": partial(meralion, gated=False),
     "ultravox": ultravox,
     "ultravox, before 0.5": partial(ultravox, between=False),
 }
 # Encoders that llama.cpp has no projector for, or one that computes something else.
-WITHOUT = ("glm_asr", "music_flamingo", "phi4_multimodal", "ultravox, before 0.5")
+WITHOUT = (
+    *("glm_asr", "meralion, no product", "music_flamingo", "phi4_multimodal"),
+    "ultravox, before 0.5",
+)
 TOKENS = 48
 SECONDS = {
     "one sample": 0,

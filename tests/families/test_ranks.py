@@ -16,6 +16,7 @@ import torch
 from checkpoints import nmse
 from common import Oracle, picture
 from lfm2_audio import lfm2_audio
+from meralion import meralion
 from random_graphs import device
 from ranks import ThreadGroup, run_ranks
 from sounds import tones
@@ -179,6 +180,7 @@ HEARD = {
     "glm_asr": audio_cases.glm_asr,
     "granite_speech": audio_cases.granite_speech,
     "lfm2_audio": lfm2_audio,
+    "meralion": meralion,
     "ultravox": ultravox,
     "voxtral": audio_cases.voxtral,
 }
