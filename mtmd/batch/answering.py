@@ -1,4 +1,4 @@
-"""One prompt about many pictures or videos, through the service's batches."""
+"""One prompt about many pictures, videos or recordings, through the service's batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mtmd.batch.inputs import Input
 from mtmd.batch.output import Row
 from mtmd.events import Answer
 from mtmd.options.answer import AnswerOptions
-from mtmd.prompt.audio_input import kind_of
+from mtmd.prompt.audio_input import AudioInput, is_audio, is_audio_data, kind_of
 from mtmd.prompt.conversation import messages_of
 from mtmd.prompt.load_image import decoded_bytes, read_picture, read_url
 from mtmd.prompt.url_kinds import is_address
@@ -19,6 +19,8 @@ from mtmd.prompt.video_input import FrameRequest, VideoInput, is_video
 from mtmd.service.many import Many
 from mtmd.service.prepare_ahead import PrepareAhead
 from mtmd.service.service import Service
+
+Shown = bytes | VideoInput | AudioInput
 
 
 class Batch:
@@ -69,24 +71,25 @@ class Batch:
                 }
             with_path = VideoInput(one.path, **requested)
             return self._row(one.name, lambda: (one.name, with_path))
+        if is_audio(one.path):
+            return self._row(one.name, lambda: (one.name, AudioInput(one.path)))
         return self._row(one.name, lambda: (one.name, read_picture(one.path)), one.page)
 
     def row_of_data(self, name: str, read: Callable[[], tuple[str, bytes]]) -> Row:
-        """Return the row of data of what `read` gives: a name, and the bytes of a picture or a
-        video. `name` is that of the row where it raises MtmdError. For `many` to call.
+        """Return the row of data of what `read` gives: a name, and the bytes of a picture, a video
+        or audio. `name` is that of the row where it raises MtmdError. For `many` to call.
         """
 
-        def source() -> tuple[str, bytes | VideoInput]:
+        def source() -> tuple[str, Shown]:
             result, data = read()
+            if is_audio_data(data):
+                return result, AudioInput(data)
             return result, VideoInput(data, **vars(self.frames)) if is_video(data) else data
 
         return self._row(name, source)
 
     def _row(
-        self,
-        name: str,
-        source: Callable[[], tuple[str, bytes | VideoInput]],
-        page: int | None = None,
+        self, name: str, source: Callable[[], tuple[str, Shown]], page: int | None = None
     ) -> Row:
         """`page` of a PDF, from 1 on; None for the first, with a warning if there are more."""
         digest, notes = None, list[str]()
@@ -103,7 +106,7 @@ class Batch:
                 shown = result
             messages = messages_of(shown, self.prompt, self.system, task=self.settings.task)
             answer = self.many.finish(self.service.submit_bulk(messages, self.settings))
-            digest = digest or answer.receipt.videos[0].sha256
+            digest = digest or (answer.receipt.videos or answer.receipt.audio)[0].sha256
             return _answered(name, digest, answer, self.service.model_warnings, notes)
         except (OptionError, DeviceError):
             raise

@@ -1,5 +1,5 @@
-"""Describes which pictures and videos a batch is about: files, folders, patterns and lists, as
-people name them.
+"""Describes which pictures, videos and recordings a batch is about: files, folders, patterns and
+lists, as people name them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from pathlib import Path
 
 from mtmd.base.errors import MtmdError, OptionError, VideoError
 from mtmd.base.text import printable
-from mtmd.prompt.picture_paths import IMAGE_SUFFIXES, VIDEO_SUFFIXES, check_path, user_path
+from mtmd.prompt.picture_paths import (
+    AUDIO_SUFFIXES,
+    IMAGE_SUFFIXES,
+    VIDEO_SUFFIXES,
+    check_path,
+    user_path,
+)
 from mtmd.prompt.url_kinds import is_address, is_url, url_identity
 
 SUFFIXES = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)
@@ -27,10 +33,10 @@ SHOWN = 4  # endings of skipped files that are named
 
 @dataclass(frozen=True)
 class Input:
-    """A picture or a video: where it is, a path, a data URL or an address of the web, and its name
-    in the output, which is that as valid text, of URLs without secrets; of a part of a video, from
-    `start` to `end` seconds, with these behind it (W3C, Media Fragments URI 1.0); of a `page` of a
-    PDF, from 1 on, with that (RFC 8118). `data`: what came from a pipe.
+    """A picture, a video or audio: where it is, a path, a data URL or an address of the web, and
+    its name in the output, which is that as valid text, of URLs without secrets; of a part of a
+    video, from `start` to `end` seconds, with these behind it (W3C, Media Fragments URI 1.0); of a
+    `page` of a PDF, from 1 on, with that (RFC 8118). `data`: what came from a pipe.
     """
 
     path: str
@@ -88,7 +94,7 @@ def find_inputs(
 ) -> Inputs:
     """Return what `words` (files, folders, patterns, URLs) and `lists` name; the latter are files
     with a path or URL on each line, "-" for stdin. Of folders, files with one of `endings` are
-    taken. The word "-" is `piped`, where something was.
+    taken, and audio of those that have none of them. The word "-" is `piped`, where something was.
 
     Whether a file that is named exists is found out when it is its turn. Raises OptionError where a
     folder, pattern or list has none.
@@ -180,13 +186,15 @@ def _expand(word: str, skipped: Counter[str], endings: tuple[str, ...]) -> list[
     if is_url(word):
         return [word]
     if Path(word).is_dir():
-        result = sorted(_pictures_in(Path(word), skipped, endings))
-        if not result:
-            raise OptionError(
-                f"{word}: found a folder without pictures, expected files ending in "
-                f"{', '.join(endings)}"
-            )
-        return result
+        for wanted in (endings, AUDIO_SUFFIXES):
+            others: Counter[str] = Counter()
+            if result := sorted(_files_in(Path(word), others, wanted)):
+                skipped.update(others)
+                return result
+        raise OptionError(
+            f"{word}: found a folder without pictures, expected files ending in "
+            f"{', '.join((*endings, *AUDIO_SUFFIXES))}"
+        )
     if glob.has_magic(word) and not Path(word).exists():
         result = sorted(path for path in glob.glob(word, recursive=True) if Path(path).is_file())  # noqa: PTH207  # Path.glob takes no absolute one
         if not result:
@@ -198,7 +206,7 @@ def _expand(word: str, skipped: Counter[str], endings: tuple[str, ...]) -> list[
     return [word]
 
 
-def _pictures_in(folder: Path, skipped: Counter[str], endings: tuple[str, ...]) -> Iterator[str]:
+def _files_in(folder: Path, skipped: Counter[str], endings: tuple[str, ...]) -> Iterator[str]:
     """Yield it at any depth; what is hidden is left out."""
     for location, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

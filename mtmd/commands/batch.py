@@ -1,5 +1,5 @@
-"""`mtmd batch IMAGES... -p PROMPT --out FILE`: one prompt about many pictures or videos, a row for
-each.
+"""`mtmd batch IMAGES... -p PROMPT --out FILE`: one prompt about many pictures, videos or
+recordings, a row for each.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from mtmd.options.load import LoadOptions
 FAILURES_SHOWN = 3
 
 HELP = (
-    "Ask one prompt about each of many images or videos, and write the answers to a file; "
-    "resumable."
+    "Ask one prompt about each of many images, videos or recordings, and write the answers to a "
+    "file; resumable."
 )
 EXAMPLES = """\
 mtmd batch photos/ -p "Describe the image." --out answers.jsonl
 mtmd batch 'photos/**/*.jpg' --out answers.csv --resume
 mtmd batch papers/ --pages --task markdown --max-tokens -1 --markdown md/ --out md.jsonl -m org/name
+mtmd batch calls/ -p "What does the caller want?" --out calls.csv -m org/name
 mtmd batch films/ -p "What happens here?" --every 10s --out scenes.csv
 find . -name '*.png' | mtmd batch --list - --out answers.jsonl
 mtmd batch --list addresses.txt --allow-remote-media --out answers.jsonl
@@ -63,8 +64,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "images",
         nargs="*",
         metavar="IMAGE",
-        help="picture and video files, folders (all of those in them, at any depth), patterns and "
-        "data URLs",
+        help="picture, video and audio files, folders (all pictures and videos in them, at any "
+        "depth, or, where there are none, audio), patterns and data URLs",
     )
     add_remote_argument(sub)
     add_list_argument(sub)

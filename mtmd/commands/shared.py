@@ -301,56 +301,64 @@ def pictures_named(words: Sequence[str], remote: bool = False) -> list[Any]:
 
     if words.count(STDIN) > 1:
         raise ImageError(f"{STDIN}: found twice, expected once: standard input is read once")
-    files = [word for word in words if word != STDIN and not _is_pipe(word)]
+    files = [word for word in words if not is_piped(word)]
     check_sources(files, remote)
-    return [
-        _from_stdin() if word == STDIN else _from_pipe(word) if _is_pipe(word) else word
-        for word in words
-    ]
+    return [from_pipe(word) if is_piped(word) else word for word in words]
+
+
+def is_piped(word: str) -> bool:
+    """Return whether it is STDIN, or a pipe, as a shell makes one of <(a command)."""
+    return word == STDIN or _is_pipe(word)
 
 
 def _is_pipe(word: str) -> bool:
-    """Return whether it is a pipe, as a shell makes one of <(a command)."""
     try:
         return Path(word).is_fifo()
     except (OSError, ValueError):  # a data URL, which is too long for a path
         return False
 
 
-def _from_pipe(word: str) -> Any:
-    """Do what `_from_stdin` does, for a pipe with a name, which can be read once."""
-    from io import BytesIO
-
-    from mtmd.base.errors import ImageError
-
-    with Path(word).open("rb") as pipe:
-        file = BytesIO(pipe.read(STDIN_BYTES_MAX + 1))
-    file.name = word
-    if not file.getbuffer().nbytes:
-        raise ImageError(f"{word}: found nothing, expected a picture; check the command in <(...)")
-    return file
-
-
-def _from_stdin() -> Any:
-    """The bytes of standard input, one more at most than a picture may have, as a file with its
-    name.
+def from_pipe(
+    word: str, expected: str = "a picture", example: str = "describe - < photo.jpg"
+) -> Any:
+    """What standard input holds where `word` is STDIN, else what comes from the pipe of that name,
+    which can be read once, as a file with its name. Raises ImageError where that is not `expected`.
     """
     from io import BytesIO
 
     from mtmd.base.errors import ImageError
 
-    if sys.stdin.isatty():
-        raise ImageError(
-            "standard input: found a terminal, expected a picture; give one, as in "
-            "'mtmd describe - < photo.jpg'"
-        )
-    file = BytesIO(sys.stdin.buffer.read(STDIN_BYTES_MAX + 1))
-    file.name = "standard input"
+    name, advice = word, "check the command in <(...)"
+    if word != STDIN:
+        with Path(word).open("rb") as pipe:
+            file = BytesIO(_whole(pipe))
+    else:
+        name, advice = "standard input", "check the command before the |"
+        if sys.stdin.isatty():
+            raise ImageError(
+                f"{name}: found a terminal, expected {expected}; give one, as in 'mtmd {example}'"
+            )
+        file = BytesIO(_whole(sys.stdin.buffer))
+    file.name = name
     if not file.getbuffer().nbytes:
-        raise ImageError(
-            "standard input: found nothing, expected a picture; check the command before the |"
-        )
+        raise ImageError(f"{name}: found nothing, expected {expected}; {advice}")
     return file
+
+
+def _whole(pipe: BinaryIO) -> bytes:
+    """What comes from a pipe: one byte more at most than a picture may have, or, of what begins as
+    a video or audio, than a file of audio may.
+    """
+    data = pipe.read(STDIN_BYTES_MAX + 1)
+    if len(data) > STDIN_BYTES_MAX:
+        from mtmd.clip.audio.limits import DEFAULT_LIMITS
+        from mtmd.clip.audio.signatures import HEAD_BYTES, audio_format
+        from mtmd.clip.video.signatures import video_format
+
+        head = data[:HEAD_BYTES]
+        if audio_format(head) or video_format(head):
+            data += pipe.read(DEFAULT_LIMITS.max_bytes + 1 - len(data))
+    return data
 
 
 def add_remote_argument(parser: argparse.ArgumentParser) -> None:
@@ -367,7 +375,7 @@ def piped_picture(words: Sequence[str], lists: Sequence[str] = ()) -> bytes | No
         return None
     if words.count(STDIN) + lists.count(STDIN) > 1:
         raise ImageError(f"{STDIN}: found twice, expected once: standard input is read once")
-    return bytes(_from_stdin().getvalue())
+    return bytes(from_pipe(STDIN).getvalue())
 
 
 def check_loading(args: argparse.Namespace) -> bool:

@@ -7,29 +7,35 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from mtmd.base.errors import OptionError
+from mtmd.base.errors import AudioError, ImageError, OptionError
 from mtmd.base.text import for_terminal, plural
+from mtmd.commands.argument_parser import terminal_line
 from mtmd.commands.shared import (
+    STDIN,
     add_answer_arguments,
     add_model_arguments,
     add_quiet_argument,
     add_remote_argument,
     answer_options,
+    from_pipe,
+    is_piped,
     load_from,
 )
 
 if TYPE_CHECKING:  # torch takes its time to load
     from mtmd.model import Model
-    from mtmd.transcription import Transcription
+    from mtmd.transcription import Transcription, TranscriptionRequest
 
 HELP = "Write down what is said in audio files."
 EXAMPLES = """\
 mtmd transcribe talk.mp3 -m org/name
 mtmd transcribe talk.mp3 -m org/name --language de --format srt > talk.srt
 mtmd transcribe *.m4a -m org/name --out notes/       # notes/NAME.txt for each
-mtmd transcribe rede.wav -m org/name --translate     # into English"""
+mtmd transcribe rede.wav -m org/name --translate     # into English
+ffmpeg -i film.mkv -f wav - | mtmd transcribe - -m org/name"""
 SHORT = (
     *("--model", "--format", "--language", "--translate", "--out", "--hint"),
     *("--max-tokens", "--quiet", "--device", "--context"),
@@ -43,7 +49,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="audio files, WAV, MP3, FLAC, Ogg, Opus, M4A or WebM, and videos for their sound",
+        help="audio files, WAV, MP3, FLAC, Ogg, Opus, M4A or WebM, and videos for their sound; - "
+        "reads one from standard input",
     )
     sub.add_argument(
         "--format",
@@ -72,48 +79,82 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """0, or 1 where one of several files cannot be read to its end."""
     chosen = answer_options(args)  # a wrong one is told before a model is loaded for it
-    from mtmd.terminal.status_line import Status
     from mtmd.transcription import TranscriptionRequest, language_name
 
     if args.language is not None:
         language_name(args.language)
     paths = _outputs(args)
-    _check_files(args.files, args.allow_remote_media)
+    sources = _sources(args.files, args.allow_remote_media)
     model = load_from(args)
-    request, status = TranscriptionRequest(args.language, args.translate, args.hint), Status()
-    for source, path in zip(args.files, paths, strict=True):
-        status.say("reading the audio")
-        result = None
+    request, failed = TranscriptionRequest(args.language, args.translate, args.hint), 0
+    for name, source, path in zip(args.files, sources, paths, strict=True):
         try:
-            for result in model.transcribing(source, request, **chosen):
-                end = result.segments[-1].end
-                status.say(f"{end:.0f} of {result.seconds:.0f} s written down")
-        finally:
-            status.clear()
-        assert result is not None, "audio has one piece at least"
-        text = _text(result, source, args.format)
+            result = _transcribed(model, source, request, chosen)
+        except AudioError as error:
+            if len(sources) == 1:
+                raise
+            failed += 1
+            print(f"mtmd transcribe: {terminal_line(str(error))}", file=sys.stderr)
+            continue
+        text = _text(result, name, args.format)
         if path is None:
+            if len(sources) > 1 and args.format == "text":
+                text = f"==> {name} <==\n{text}"
             sys.stdout.write(for_terminal(text) if sys.stdout.isatty() else text)
             sys.stdout.flush()
         else:
             _write(path, text)
         if not args.quiet:
-            print(_receipt(result, source, model, path), file=sys.stderr)
-    return 0
+            print(_receipt(result, name, model, path), file=sys.stderr)
+    if failed:
+        count = plural(failed, "file")
+        print(f"mtmd transcribe: {count} of {len(sources)} failed", file=sys.stderr)
+    return 1 if failed else 0
 
 
-def _check_files(files: Sequence[str], remote: bool) -> None:
-    """Raises AudioError for the first that is not there, or is no audio."""
+def _transcribed(
+    model: Model, source: Any, request: TranscriptionRequest, chosen: dict[str, Any]
+) -> Transcription:
+    from mtmd.terminal.status_line import Status
+
+    status, result = Status(), None
+    status.say("reading the audio")
+    try:
+        for result in model.transcribing(source, request, **chosen):
+            end = result.segments[-1].end
+            status.say(f"{end:.0f} of {result.seconds:.0f} s written down")
+    finally:
+        status.clear()
+    assert result is not None, "audio has one piece at least"
+    return result
+
+
+def _sources(words: Sequence[str], remote: bool) -> list[Any]:
+    """Each file, or what comes from a pipe in its place. Raises AudioError for the first that is
+    not there, or is no audio.
+    """
     from mtmd.clip.audio.recording import AudioFile
     from mtmd.prompt.audio_input import load_audio
     from mtmd.prompt.url_kinds import is_url
 
-    for source in files:
-        if not (remote and is_url(source)):
-            recording = load_audio(source)
-            if isinstance(recording, AudioFile):
-                recording.check_kind()
+    if words.count(STDIN) > 1:
+        raise AudioError(f"{STDIN}: found twice, expected once: standard input is read once")
+    result: list[Any] = []
+    for word in words:
+        source: Any = word
+        if is_piped(word):
+            try:
+                source = from_pipe(word, "audio", "transcribe - < talk.mp3")
+            except ImageError as error:
+                raise AudioError(str(error)) from None
+            source = load_audio(source)
+        result.append(source)
+        recording = None if remote and is_url(word) else load_audio(source)
+        if isinstance(recording, AudioFile):
+            recording.check_kind()
+    return result
 
 
 def _outputs(args: argparse.Namespace) -> list[Path | None]:
@@ -121,9 +162,14 @@ def _outputs(args: argparse.Namespace) -> list[Path | None]:
     one name, and a folder that cannot be made.
     """
     if args.out is None:
+        if len(args.files) > 1 and args.format in ("srt", "vtt"):
+            raise OptionError(
+                f"--format: found {args.format} and {len(args.files)} files, expected one, or "
+                "--out DIR, which has a file of subtitles for each"
+            )
         return [None] * len(args.files)
     folder = Path(args.out).expanduser()
-    names = [f"{Path(file).stem}{SUFFIXES[args.format]}" for file in args.files]
+    names = [f"{_stem(file)}{SUFFIXES[args.format]}" for file in args.files]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise OptionError(
             f"--out: found two files that would be written as {twice}, expected other names"
@@ -133,6 +179,15 @@ def _outputs(args: argparse.Namespace) -> list[Path | None]:
     except OSError as error:
         raise OptionError(f"--out: {folder} cannot be made ({error.strerror})") from error
     return [folder / name for name in names]
+
+
+def _stem(word: str) -> str:
+    """Return how the transcript of a file is called, without its ending."""
+    from mtmd.prompt.url_kinds import is_address, is_data_url
+
+    if word == STDIN or is_data_url(word):
+        return "audio"
+    return Path(urlsplit(word).path if is_address(word) else word).stem or "audio"
 
 
 def _text(result: Transcription, source: str, form: str) -> str:
