@@ -13,7 +13,7 @@ from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
 from mtmd.kernels.checkpoint.rotary import Rotary, rotary
 from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
-from mtmd.kernels.graph import Node, graph_input
+from mtmd.kernels.graph import Node, Shape, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
 
@@ -65,6 +65,12 @@ def read_vit(
             "divide the width"
         )
     return vit
+
+
+def gguf_size(shapes: Mapping[str, Shape], name: str, axis: int = 0) -> int | None:
+    """Return one of a tensor's sizes in a GGUF, None where it has no such."""
+    shape = shapes.get(name, ())
+    return shape[axis] if len(shape) > axis else None
 
 
 def gguf_vit(keys: Settings) -> dict[str, object]:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from mtmd.base.errors import ModelError
 from mtmd.clip.blocks import attend, split_heads
 from mtmd.clip.clipped_linear import clipped_linear, linear_parameters
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
+from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_WIDTH, Settings
 from mtmd.kernels.graph import Node, graph_input
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
@@ -243,3 +246,28 @@ class UsmConformer:
 
     def _linear(self, x: Node, at: str, w: Weights) -> Node:
         return clipped_linear(x, at, w) if self.clipped else w.linear(x, at)
+
+
+def read_width(c: Settings, width: int, heads_key: str) -> tuple[int, int]:
+    """Read the width, and the heads, 8 by default. Raises ModelError."""
+    width = c.count("hidden_size", width, maximum=MAX_WIDTH)
+    heads = c.count(heads_key, 8, maximum=MAX_HEADS)
+    if width % heads or width % 2:
+        raise ModelError(
+            f"{c.where}: {heads} heads of width {width}; expected heads that divide an even width"
+        )
+    return width, heads
+
+
+def read_channels(c: Settings, key: str) -> tuple[int, int]:
+    """Read the channels of the two convolutions before the layers. Raises ModelError."""
+    channels: Any = c.get(key, [128, 32])
+    if (
+        not isinstance(channels, (list, tuple))
+        or len(channels) != 2
+        or any(type(n) is not int or not 0 < n <= MAX_WIDTH for n in channels)
+    ):
+        raise ModelError(
+            f"{c.where}: {key} is {channels!r:.60}, expected two counts up to {MAX_WIDTH}"
+        )
+    return channels[0], channels[1]

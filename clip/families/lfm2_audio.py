@@ -28,7 +28,7 @@ from mtmd.clip.audio.conformer import (
 )
 from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.audio.nemo import NemoPieces, read_nemo
-from mtmd.clip.blocks import GgufTower, attend, checkpoint_names, split_heads
+from mtmd.clip.blocks import GgufTower, attend, checkpoint_names, gguf_size, split_heads
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter, Stored
@@ -309,19 +309,15 @@ def to_gguf(family: Lfm2Audio) -> GgufTower | None:
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what config.json and the feature extractor's settings would say."""
 
-    def size(name: str, axis: int = 0) -> int | None:
-        shape = shapes.get(name, ())
-        return shape[axis] if len(shape) > axis else None
-
-    width, ffn = keys.count("audio.embedding_length"), size("a.blk.0.ffn_up.weight")
+    width, ffn = keys.count("audio.embedding_length"), gguf_size(shapes, "a.blk.0.ffn_up.weight")
     encoder = {
         "feat_in": keys.get("audio.num_mel_bins", None),
         "n_layers": keys.get("audio.block_count", None),
         "d_model": width,
         "n_heads": keys.get("audio.attention.head_count", None),
         "ff_expansion_factor": max(ffn // width, 1) if ffn else None,
-        "subsampling_conv_channels": size("a.conv1d.0.weight"),
-        "conv_kernel_size": size("a.blk.0.conv_dw.weight", 1),
+        "subsampling_conv_channels": gguf_size(shapes, "a.conv1d.0.weight"),
+        "conv_kernel_size": gguf_size(shapes, "a.blk.0.conv_dw.weight", 1),
     }
     text = {"hidden_size": keys.get("audio.projection_dim", None)}
     return {"audio_config": encoder, "text_config": text}, {}

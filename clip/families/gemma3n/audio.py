@@ -15,13 +15,20 @@ import torch
 from mtmd.base.errors import ModelError
 from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.audio.usm import UsmFrames, read_emphasizing_usm
-from mtmd.clip.audio.usm_conformer import EPS, MAX_REACH, Reach, UsmConformer
-from mtmd.clip.blocks import GgufTower, checkpoint_names
+from mtmd.clip.audio.usm_conformer import (
+    EPS,
+    MAX_REACH,
+    Reach,
+    UsmConformer,
+    read_channels,
+    read_width,
+)
+from mtmd.clip.blocks import GgufTower, checkpoint_names, gguf_size
 from mtmd.clip.families.gemma3n.embedder import Embedder, read_embedder
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
-from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
+from mtmd.kernels.checkpoint.settings import MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.graph import Node, Shape, WeightSource, constant
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
@@ -199,18 +206,14 @@ def to_gguf(family: Gemma3nAudio) -> GgufTower | None:
 def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what config.json and the feature extractor's settings would say."""
 
-    def size(name: str, axis: int = 0) -> int | None:
-        shape = shapes.get(f"{name}.weight", ())
-        return shape[axis] if len(shape) > axis else None
-
     bins = keys.get("audio.num_mel_bins", None)
     audio = {
         "input_feat_size": bins,
         "hidden_size": keys.get("audio.embedding_length", None),
         "conf_num_hidden_layers": keys.get("audio.block_count", None),
         "conf_num_attention_heads": keys.get("audio.attention.head_count", None),
-        "sscp_conv_channel_size": [size("a.conv1d.0"), size("a.conv1d.1")],
-        "vocab_size": (rows := size("mm.a.embedding")),
+        "sscp_conv_channel_size": [gguf_size(shapes, f"a.conv1d.{i}.weight") for i in range(2)],
+        "vocab_size": (rows := gguf_size(shapes, "mm.a.embedding.weight")),
     }
     text = {"hidden_size": keys.get("audio.projection_dim", None), "vocab_size": END + (rows or 0)}
     return {"audio_config": audio, "text_config": text}, {"feature_size": bins}
@@ -226,24 +229,7 @@ def read(top: Settings, features: Settings) -> Gemma3nAudio:
     for key, usual in (("sscp_conv_kernel_size", KERNEL), ("sscp_conv_stride_size", 2)):
         _need_both(c, key, usual)
     bins = c.count("input_feat_size", BINS, maximum=MAX_WIDTH)
-    width, heads = (
-        c.count("hidden_size", 1536, maximum=MAX_WIDTH),
-        c.count("conf_num_attention_heads", 8, maximum=MAX_HEADS),
-    )
-    if width % heads or width % 2:
-        raise ModelError(
-            f"{c.where}: {heads} heads of width {width}; expected heads that divide an even width"
-        )
-    channels: Any = c.get("sscp_conv_channel_size", [128, 32])
-    if (
-        not isinstance(channels, (list, tuple))
-        or len(channels) != 2
-        or any(type(n) is not int or not 0 < n <= MAX_WIDTH for n in channels)
-    ):
-        raise ModelError(
-            f"{c.where}: sscp_conv_channel_size is {channels!r:.60}, expected two counts up to "
-            f"{MAX_WIDTH}"
-        )
+    width, heads = read_width(c, 1536, "conf_num_attention_heads")
     reduction = c.count("conf_reduction_factor", 4, maximum=MAX_REACH)
     back = c.count("conf_attention_context_left", 13, maximum=MAX_REACH)
     embedder = read_embedder(c, text, "embed_audio", width, END)
@@ -265,7 +251,7 @@ def read(top: Settings, features: Settings) -> Gemma3nAudio:
             eps=c.number("rms_norm_eps", EPS),
             reach=Reach(back),
         ),
-        channels=(channels[0], channels[1]),
+        channels=read_channels(c, "sscp_conv_channel_size"),
         norm_eps=c.number("sscp_conv_group_norm_eps", 1e-3),
         reduction=reduction,
         embedder=embedder,

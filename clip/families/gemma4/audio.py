@@ -13,14 +13,21 @@ from typing import Any
 
 from mtmd.base.errors import ModelError
 from mtmd.clip.audio.usm import UsmFrames, UsmMel, read_usm
-from mtmd.clip.audio.usm_conformer import EPS, MAX_REACH, Reach, UsmConformer
-from mtmd.clip.blocks import GgufTower, checkpoint_names
+from mtmd.clip.audio.usm_conformer import (
+    EPS,
+    MAX_REACH,
+    Reach,
+    UsmConformer,
+    read_channels,
+    read_width,
+)
+from mtmd.clip.blocks import GgufTower, checkpoint_names, gguf_size
 from mtmd.clip.clipped_linear import ENDS
 from mtmd.clip.families.gemma4.instructions import INSTRUCTIONS
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
-from mtmd.kernels.checkpoint.settings import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Settings
+from mtmd.kernels.checkpoint.settings import MAX_LAYERS, MAX_WIDTH, Settings
 from mtmd.kernels.graph import Node, Shape, WeightSource
 from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan.flash_choice import AttentionForm
@@ -176,17 +183,13 @@ def from_gguf(keys: Settings, shapes: Mapping[str, Shape]) -> tuple[dict[str, An
     read: older files have a wrong one.
     """
 
-    def size(name: str, axis: int = 0) -> int | None:
-        shape = shapes.get(f"{name}.weight", ())
-        return shape[axis] if len(shape) > axis else None
-
     audio = {
         "hidden_size": keys.get("audio.embedding_length", None),
         "num_hidden_layers": keys.get("audio.block_count", None),
         "num_attention_heads": keys.get("audio.attention.head_count", None),
-        "subsampling_conv_channels": [size("a.conv1d.0"), size("a.conv1d.1")],
-        "conv_kernel_size": size("a.blk.0.conv_dw", 1),
-        "output_proj_dims": size("a.pre_encode.out"),
+        "subsampling_conv_channels": [gguf_size(shapes, f"a.conv1d.{i}.weight") for i in range(2)],
+        "conv_kernel_size": gguf_size(shapes, "a.blk.0.conv_dw.weight", 1),
+        "output_proj_dims": gguf_size(shapes, "a.pre_encode.out.weight"),
         "use_clipped_linears": f"a.blk.0.attn_q.{ENDS[0]}" in shapes,
     }
     text = {"hidden_size": keys.get("audio.projection_dim", None)}
@@ -203,25 +206,12 @@ def read(top: Settings, features: Settings) -> Gemma4Audio:
     c.choice("gradient_clipping", (1e10,), 1e10)
     c.choice("attention_invalid_logits_value", (-1e9,), -1e9)
     bins = features.count("feature_size", BINS, maximum=MAX_WIDTH)
-    width, heads = (
-        c.count("hidden_size", 1024, maximum=MAX_WIDTH),
-        c.count("num_attention_heads", 8, maximum=MAX_HEADS),
-    )
-    if width % heads or width % 2:
+    width, heads = read_width(c, 1024, "num_attention_heads")
+    channels, rows = read_channels(c, "subsampling_conv_channels"), _halved(_halved(bins))
+    if channels[0] // 4 != rows:
         raise ModelError(
-            f"{c.where}: {heads} heads of width {width}; expected heads that divide an even width"
-        )
-    channels: Any = c.get("subsampling_conv_channels", [128, 32])
-    if (
-        not isinstance(channels, (list, tuple))
-        or len(channels) != 2
-        or any(type(n) is not int or not 0 < n <= MAX_WIDTH for n in channels)
-        or channels[0] // 4 != _halved(_halved(bins))
-    ):
-        raise ModelError(
-            f"{c.where}: subsampling_conv_channels is {channels!r:.60}, expected two counts up to "
-            f"{MAX_WIDTH}, the first of them four for each of the {_halved(_halved(bins))} "
-            f"frequencies that are left of {bins}"
+            f"{c.where}: subsampling_conv_channels begins with {channels[0]}, expected four for "
+            f"each of the {rows} frequencies that are left of {bins}"
         )
     conformer = UsmConformer(
         layers=c.count("num_hidden_layers", 12, maximum=MAX_LAYERS),
@@ -237,7 +227,7 @@ def read(top: Settings, features: Settings) -> Gemma4Audio:
     )
     return Gemma4Audio(
         conformer=conformer,
-        channels=(channels[0], channels[1]),
+        channels=channels,
         output_width=c.count("output_proj_dims", 1536, maximum=MAX_WIDTH),
         text_width=text.count("hidden_size", 2304, maximum=MAX_WIDTH),
         resolution=(frames := read_usm(features, bins, STRIDE)),
