@@ -118,7 +118,7 @@ def with_tower(folder: Path, target: Path, size: str) -> int:
 
 
 def encoders(
-    model_folder: Path, size: str, rounds: int, llama: Path | None, decoder: Path | None
+    model_folder: Path, size: str, rounds: int, llama: Path | None, decoder: Path | None, dtype: str
 ) -> dict[str, Any]:
     """CPU seconds of one window of 30 s by stage, by turns; of llama.cpp those of both stages."""
     import torch
@@ -139,16 +139,17 @@ def encoders(
         make(path, WINDOW_S, 16_000)
         with wave.open(str(path)) as file:
             samples = np.frombuffer(file.readframes(1 << 30), "<i2").astype(np.float32) / 32768
-        ours = Model(checkpoint, LoadOptions(device="cpu", threads=1, dtype="bf16"))
+        ours = Model(checkpoint, LoadOptions(device="cpu", threads=1, dtype=dtype))
         encoder = ours.loaded.audio_encoder
         assert encoder is not None
-        theirs = Qwen2AudioForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16)
+        compute = torch.bfloat16 if dtype == "bf16" else torch.float32
+        theirs = Qwen2AudioForConditionalGeneration.from_pretrained(folder, dtype=compute)
         extractor = WhisperFeatureExtractor(feature_size=bins)
         torch.set_num_threads(1)
 
         @torch.inference_mode()
         def heard_by_them(spectrum: torch.Tensor) -> None:
-            heard = theirs.model.audio_tower(spectrum.bfloat16())
+            heard = theirs.model.audio_tower(spectrum.to(compute))
             theirs.model.multi_modal_projector(heard.last_hidden_state)
 
         def spectrum_of_theirs() -> torch.Tensor:
@@ -199,6 +200,12 @@ def main() -> None:
     parser.add_argument("--encoder", action="store_true", help="an encoder beside others, too")
     parser.add_argument("--size", choices=SIZES, default="large-v3", help="of that encoder")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--dtype",
+        choices=("bf16", "fp32"),
+        default="bf16",
+        help="that mtmd and transformers compute in; fp32 for a CPU that does not multiply bf16",
+    )
     parser.add_argument("--llama-dir", type=Path, help="where llama-mtmd-cli is")
     parser.add_argument("--decoder", type=Path, help="a GGUF of the decoder, for llama.cpp")
     options = parser.parse_args()
@@ -207,7 +214,9 @@ def main() -> None:
     if options.encoder:
         print(json.dumps(result), file=sys.stderr)
         others = options.llama_dir, options.decoder
-        result |= encoders(Path(options.model), options.size, options.rounds, *others)
+        result |= encoders(
+            Path(options.model), options.size, options.rounds, *others, options.dtype
+        )
     print(json.dumps(result))
 
 

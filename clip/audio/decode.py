@@ -54,6 +54,7 @@ CODECS = frozenset(
 _SHORT = {"mp3float": "mp3", "mp2float": "mp2", "libopus": "opus", "libvorbis": "vorbis"}
 _DECODERS = ("libopus", "libvorbis", "libspeex")
 EARLY_S = 0.1  # that are missing at the end before a note says so
+LONGEST_HEADER = 64  # bytes of an MP3's first frame, in which its length may be stated
 BLOCK = 1 << 16  # samples handed on together, and a frame more
 
 
@@ -113,6 +114,7 @@ class AudioStreamReader:
     def __init__(self, file: BinaryIO, kind: str, limits: AudioLimits, name: str):
         self._file, self._kind, self._limits, self._name = file, kind, limits, name
         self._count, self._notes = 0, list[str]()
+        self._stated_samples = stated_samples(file) if kind == "MP3" else 0
         try:
             self._open()
         except AudioError:
@@ -178,9 +180,11 @@ class AudioStreamReader:
     def facts(self) -> AudioFacts:
         seconds = self._count / self.rate
         notes = list(self._notes)
-        is_exact = self._kind not in ("MP3", "AAC")  # whose headers need not state it
-        if is_exact and self.stated > seconds + max(EARLY_S, 0.02 * seconds):
-            notes.append(f"ends at {seconds:.1f} s, not at {self.stated:.1f} s as it says")
+        stated = self.stated
+        if self._kind in ("MP3", "AAC"):  # of which it may be an estimate
+            stated = self._stated_samples / self.rate
+        if stated > seconds + max(EARLY_S, 0.02 * seconds):
+            notes.append(f"ends at {seconds:.1f} s, not at {stated:.1f} s as it says")
         return AudioFacts(seconds, self.rate, self.channels, self.codec, tuple(notes))
 
     def close(self) -> None:
@@ -249,6 +253,23 @@ class AudioStreamReader:
             f"{self._name}: found {article(self._kind)} that is damaged or of an unusual kind, "
             "expected one that decodes; fetch the file again, or encode it as WAV"
         ) from error
+
+
+def stated_samples(file: BinaryIO) -> int:
+    """Return how many samples an MP3 file says it has, in the first of its frames behind tags (the
+    header of Xing and LAME); 0 where it does not. Leaves it at its beginning.
+    """
+    file.seek(0)
+    head = file.read(10)
+    tag = head[6:10] if head[:3] == b"ID3" else b""  # its length in groups of 7 bits
+    file.seek(10 + sum(byte << 7 * (3 - i) for i, byte in enumerate(tag)) if tag else 0)
+    frame = file.read(LONGEST_HEADER)
+    file.seek(0)
+    at = max(frame.find(b"Xing"), frame.find(b"Info"))
+    if at < 4 or len(frame) < at + 12 or not frame[at + 7] & 1:
+        return 0
+    each = 1152 if frame[1] >> 3 & 3 == 3 else 576  # of a frame; in MPEG-2 half as many
+    return each * int.from_bytes(frame[at + 8 : at + 12], "big")
 
 
 def article(kind: str) -> str:

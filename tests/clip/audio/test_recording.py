@@ -115,6 +115,18 @@ def test_limits() -> None:
     assert early.seconds < 1 and "s, not at 1.2 s as it says" in early.notes[-1]
 
 
+@pytest.mark.parametrize("rate", [44_100, 22_050])  # MPEG-1, MPEG-2
+def test_an_mp3_that_ends_early_says_so(rate: int) -> None:
+    """Its first frame says how many there are; with a tag before it, too."""
+    mp3 = encoded(tones(2.0, rate), rate, "mp3", "libmp3lame")
+    whole = AudioFile(mp3).audio(16_000).facts
+    assert not whole.notes and whole.seconds == pytest.approx(2.0, abs=0.1)
+    tag = b"ID3\x04\0\0\0\0\x02\x10" + bytes(2 * 128 + 16)
+    for data in (mp3, tag + mp3[mp3.index(b"\xff\xfb" if rate > 32_000 else b"\xff\xf3") :]):
+        early = AudioFile(data[: len(data) // 2]).audio(16_000).facts
+        assert early.seconds < 1.3 and "s, not at 2." in early.notes[-1]
+
+
 def test_a_rate_that_changes_midway_is_refused() -> None:
     both = b"".join(encoded(tones(0.3, r), r, "adts", "aac") for r in (44_100, 22_050))
     with pytest.raises(AudioError, match="changes from 44,100 to 22,050 samples a second"):
