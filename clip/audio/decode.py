@@ -55,6 +55,9 @@ _SHORT = {"mp3float": "mp3", "mp2float": "mp2", "libopus": "opus", "libvorbis": 
 _DECODERS = ("libopus", "libvorbis", "libspeex")
 EARLY_S = 0.1  # that are missing at the end before a note says so
 LONGEST_HEADER = 64  # bytes of an MP3's first frame, in which its length may be stated
+ADDED = 3  # frames at most that encoders add, and decoders leave out
+MP3_RATES = 44_100, 48_000, 32_000
+MAX_CHUNKS = 64  # of a WAV file, before its samples
 BLOCK = 1 << 16  # samples handed on together, and a frame more
 
 
@@ -114,7 +117,7 @@ class AudioStreamReader:
     def __init__(self, file: BinaryIO, kind: str, limits: AudioLimits, name: str):
         self._file, self._kind, self._limits, self._name = file, kind, limits, name
         self._count, self._notes = 0, list[str]()
-        self._stated_samples = stated_samples(file) if kind == "MP3" else 0
+        self._stated = stated_seconds(file, kind)
         try:
             self._open()
         except AudioError:
@@ -180,9 +183,8 @@ class AudioStreamReader:
     def facts(self) -> AudioFacts:
         seconds = self._count / self.rate
         notes = list(self._notes)
-        stated = self.stated
-        if self._kind in ("MP3", "AAC"):  # of which it may be an estimate
-            stated = self._stated_samples / self.rate
+        # what the library has of these is an estimate, or what is there
+        stated = self._stated if self._kind in ("MP3", "AAC", "WAV") else self.stated
         if stated > seconds + max(EARLY_S, 0.02 * seconds):
             notes.append(f"ends at {seconds:.1f} s, not at {stated:.1f} s as it says")
         return AudioFacts(seconds, self.rate, self.channels, self.codec, tuple(notes))
@@ -255,21 +257,50 @@ class AudioStreamReader:
         ) from error
 
 
-def stated_samples(file: BinaryIO) -> int:
-    """Return how many samples an MP3 file says it has, in the first of its frames behind tags (the
-    header of Xing and LAME); 0 where it does not. Leaves it at its beginning.
+def stated_seconds(file: BinaryIO, kind: str) -> float:
+    """Return how long an MP3 or a WAV file says it is, by the header of its first frame (Xing's and
+    LAME's) or of its samples, for which libraries put what there is; 0 where it does not say, and
+    for others. Leaves it at its beginning.
     """
+    read = {"MP3": _stated_by_mp3, "WAV": _stated_by_wav}.get(kind)
+    result = read(file) if read else 0.0
+    file.seek(0)
+    return result
+
+
+def _stated_by_mp3(file: BinaryIO) -> float:
     file.seek(0)
     head = file.read(10)
     tag = head[6:10] if head[:3] == b"ID3" else b""  # its length in groups of 7 bits
     file.seek(10 + sum(byte << 7 * (3 - i) for i, byte in enumerate(tag)) if tag else 0)
     frame = file.read(LONGEST_HEADER)
-    file.seek(0)
     at = max(frame.find(b"Xing"), frame.find(b"Info"))
     if at < 4 or len(frame) < at + 12 or not frame[at + 7] & 1:
-        return 0
-    each = 1152 if frame[1] >> 3 & 3 == 3 else 576  # of a frame; in MPEG-2 half as many
-    return each * int.from_bytes(frame[at + 8 : at + 12], "big")
+        return 0.0
+    version, index = frame[1] >> 3 & 3, frame[2] >> 2 & 3
+    # version 3 is MPEG-1, 2 MPEG-2 with half its rates, 0 MPEG-2.5 with a quarter
+    rate = (*MP3_RATES, 0)[index] >> (3 - version if version > 1 else 2)
+    each = 1152 if version == 3 else 576  # samples of a frame
+    frames = int.from_bytes(frame[at + 8 : at + 12], "big") - ADDED
+    return max(0, frames * each) / rate if rate else 0.0
+
+
+def _stated_by_wav(file: BinaryIO) -> float:
+    file.seek(12)
+    per_second = 0
+    for _ in range(MAX_CHUNKS):
+        head = file.read(8)
+        name, size = head[:4], int.from_bytes(head[4:], "little")
+        if name == b"data":
+            is_known = 0 < size < (1 << 32) - 1  # by who wrote it to a pipe, it is not
+            return size / per_second if is_known and per_second else 0.0
+        start = file.tell()
+        if name == b"fmt ":
+            per_second = int.from_bytes(file.read(12)[8:], "little")
+        if len(head) < 8:
+            break
+        file.seek(start + size + size % 2)
+    return 0.0
 
 
 def article(kind: str) -> str:

@@ -115,16 +115,31 @@ def test_limits() -> None:
     assert early.seconds < 1 and "s, not at 1.2 s as it says" in early.notes[-1]
 
 
-@pytest.mark.parametrize("rate", [44_100, 22_050])  # MPEG-1, MPEG-2
+@pytest.mark.parametrize("rate", [44_100, 22_050, 8_000])  # MPEG-1, MPEG-2, MPEG-2.5
 def test_an_mp3_that_ends_early_says_so(rate: int) -> None:
     """Its first frame says how many there are; with a tag before it, too."""
     mp3 = encoded(tones(2.0, rate), rate, "mp3", "libmp3lame")
     whole = AudioFile(mp3).audio(16_000).facts
     assert not whole.notes and whole.seconds == pytest.approx(2.0, abs=0.1)
     tag = b"ID3\x04\0\0\0\0\x02\x10" + bytes(2 * 128 + 16)
-    for data in (mp3, tag + mp3[mp3.index(b"\xff\xfb" if rate > 32_000 else b"\xff\xf3") :]):
+    sync = {44_100: b"\xff\xfb", 22_050: b"\xff\xf3", 8_000: b"\xff\xe3"}[rate]
+    for data in (mp3, tag + mp3[mp3.index(sync) :]):
         early = AudioFile(data[: len(data) // 2]).audio(16_000).facts
-        assert early.seconds < 1.3 and "s, not at 2." in early.notes[-1]
+        assert early.seconds < 1.3 and "s as it says" in early.notes[-1]
+
+
+@pytest.mark.parametrize("codec", ["pcm_s16le", "pcm_f32le"])
+def test_a_wav_that_ends_early_says_so(codec: str) -> None:
+    """And none that was written to a pipe, whose length was not known."""
+    data = encoded(tones(1.5, 22_050), 22_050, "wav", codec)
+    assert not AudioFile(data).audio(16_000).facts.notes
+    early = AudioFile(data[: len(data) // 2]).audio(16_000).facts
+    assert early.seconds < 1 and "s, not at 1.5 s as it says" in early.notes[-1]
+    at = data.index(b"data") + 4
+    for size in (b"\0" * 4, b"\xff" * 4):
+        piped = data[:at] + size + data[at + 4 :]
+        facts = AudioFile(piped).audio(16_000).facts
+        assert facts.seconds == pytest.approx(1.5, abs=0.1) and not facts.notes
 
 
 def test_a_rate_that_changes_midway_is_refused() -> None:
