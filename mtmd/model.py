@@ -556,7 +556,11 @@ class Model:
         for piece, answer in zip(pieces, many.results(pieces, one), strict=True):
             made.append(piece.segment(answer.text, answer.receipt))
             yield Transcription(
-                tuple(made), whole.facts.seconds, request.language, request.translate
+                tuple(made),
+                whole.facts.seconds,
+                request.language,
+                request.translate,
+                whole.facts.notes,
             )
 
     def spans(self, messages: Sequence[Message]) -> list[Span]:

@@ -83,12 +83,15 @@ class Segment:
 
 @dataclass(frozen=True)
 class Transcription:
-    """`language`: that was requested, None where the model was to find it."""
+    """`language`: that was requested, None where the model was to find it. `notes`: what was found
+    in the file, such as an end before its time.
+    """
 
     segments: tuple[Segment, ...]
     seconds: float
     language: str | None = None
     translated: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -100,6 +103,7 @@ class Transcription:
             "seconds": self.seconds,
             "language": self.language,
             "translated": self.translated,
+            "notes": list(self.notes),
             "segments": [
                 {**asdict(segment), "receipt": segment.receipt.asdict()}
                 for segment in self.segments

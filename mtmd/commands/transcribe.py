@@ -207,10 +207,13 @@ def _receipt(result: Transcription, source: str, model: Model, path: Path | None
     from mtmd.terminal.wrap import DIM, styled, wrapped
 
     tokens = sum(segment.receipt.audio_tokens for segment in result.segments)
-    count = len(result.segments)
+    count = plural(len(result.segments), "piece")
+    notes = list(result.notes)
+    if cut := sum(segment.receipt.finish == "length" for segment in result.segments):
+        notes.append(f"the text of {plural(cut, 'piece')} is cut at --max-tokens")
     text = (
-        f"{source}: {result.seconds:.1f} s in {plural(count, 'piece')}, {tokens} "
-        f"audio tokens, {model.name} on {model.backends[0].name}"
-        f"{f', written to {path}' if path else ''}"
+        f"{source}: {result.seconds:.1f} s in {count}, {tokens} audio tokens, {model.name} on "
+        f"{model.backends[0].name}{f', written to {path}' if path else ''}"
+        f"{''.join(f'; {note}' for note in notes)}"
     )
     return styled(wrapped(text, sys.stderr), DIM, sys.stderr)

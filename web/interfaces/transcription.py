@@ -125,7 +125,7 @@ def _answered(answering: Answering, translate: bool) -> Response:
             )
         with ExitStack() as resources:
             audio = resources.enter_context(answering.media.audio(data, "file", instructions.rate))
-            form.seconds = audio.facts.seconds
+            form.seconds, form.notes = audio.facts.seconds, audio.facts.notes
             form.pieces = audio_pieces(audio, instructions, body.requested(translate))
             options = model.options(body.options(), called=body.model)
 
@@ -160,12 +160,12 @@ def _fields(form: MultiDict[str, str]) -> dict[str, Any]:
 
 
 class TranscriptionForm(Form):
-    """`pieces` and `seconds` are set once the file was decoded."""
+    """`pieces`, `seconds` and `notes` are set once the file was decoded."""
 
     def __init__(self, body: TranscriptionBody, translate: bool) -> None:
         self.body, self.translate = body, translate
         self.pieces: Sequence[AudioPiece] = ()
-        self.seconds = 0.0
+        self.seconds, self.notes = 0.0, tuple[str, ...]()
 
     def whole(self, model: ServedModel, answers: Sequence[Collected]) -> Any:  # noqa: ARG002
         result = self.transcription(
@@ -186,7 +186,9 @@ class TranscriptionForm(Form):
 
     def transcription(self, segments: Sequence[Segment]) -> Transcription:
         requested = self.body.requested(self.translate)
-        return Transcription(tuple(segments), self.seconds, requested.language, self.translate)
+        return Transcription(
+            tuple(segments), self.seconds, requested.language, self.translate, self.notes
+        )
 
     def verbose(self, result: Transcription) -> dict[str, Any]:
         """Describe it as OpenAI's servers do, without what only their models know."""
@@ -200,7 +202,10 @@ class TranscriptionForm(Form):
                 for number, one in enumerate(result.segments)
             ],
             "usage": {"type": "duration", "seconds": math.ceil(result.seconds)},
-            "mtmd": {"receipts": [one.receipt.asdict() for one in result.segments]},
+            "mtmd": {
+                "receipts": [one.receipt.asdict() for one in result.segments],
+                "notes": list(result.notes),
+            },
         }
 
 

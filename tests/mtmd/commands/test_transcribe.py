@@ -66,11 +66,15 @@ def test_texts_of_several_files_have_their_names(
     mtmd: Any, hearing: tuple[Any, ...], recordings: list[Path]
 ) -> None:
     one, _, three = recordings
-    out = mtmd("transcribe", one, three, *hearing).out
+    three.write_bytes(three.read_bytes()[:6000])
+    ran = mtmd("transcribe", one, three, *hearing)
+    out = ran.out
+    assert "; ends at 0.2 s, not at 0.3 s as it says" in " ".join(ran.err.split())
     assert [line for line in out.splitlines() if line.startswith("==>")] == [
         f"==> {one} <==",
         f"==> {three} <==",
     ]
+    assert "the text of 1 piece is cut at --max-tokens" in " ".join(ran.err.split())
     assert "==>" not in mtmd("transcribe", one, *hearing).out
     line = mtmd("transcribe", one, three, *hearing, "--format", "vtt").refused()
     assert "found vtt and 2 files" in line and "--out DIR" in line
