@@ -80,9 +80,10 @@ def long(model_folder: str, seconds: int) -> dict[str, Any]:
             result["spectra_cpu_s"] = time.process_time() - start
             del audio
             start, last = time.process_time(), 0.0
-            for done in model.transcribing(
-                path, TranscriptionRequest(), max_tokens=4, ignore_eos=True
+            for _, done, _ in model.transcribing(
+                [path], TranscriptionRequest(), max_tokens=4, ignore_eos=True
             ):
+                assert not isinstance(done, Exception)
                 end = done.segments[-1].end
                 if end - last >= 600 or end >= seconds - 1:
                     last = end

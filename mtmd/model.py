@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
 import torch
 
-from mtmd.base.errors import DeviceError, ModelError, MtmdError, OptionError
+from mtmd.base.errors import AudioError, DeviceError, ModelError, MtmdError, OptionError
 from mtmd.base.options import integer, refuse
 from mtmd.base.text import one_line, printable, shortened
 from mtmd.chat import Chat
@@ -33,7 +33,7 @@ from mtmd.loaded.report import attention_kernels, warmup_report
 from mtmd.options.answer import AnswerOptions
 from mtmd.options.keywords import AnswerKeywords
 from mtmd.options.load import PARALLEL_MAX, LoadOptions
-from mtmd.prompt.audio_input import AudioInput, AudioSource
+from mtmd.prompt.audio_input import Audio, AudioInput, AudioSource
 from mtmd.prompt.conversation import (
     DEFAULT_PROMPT,
     AudioArgument,
@@ -54,11 +54,11 @@ from mtmd.service.service import Service
 from mtmd.service.ticket import Ticket
 from mtmd.transcription import (
     PIECE_TOKENS,
-    AudioPiece,
+    AudioPart,
     Segment,
     Transcription,
     TranscriptionRequest,
-    audio_pieces,
+    audio_parts,
 )
 
 if TYPE_CHECKING:  # not in typing before Python 3.11
@@ -527,41 +527,48 @@ class Model:
         `answer`. Raises MtmdError, AudioError for the file, PromptError for a model without audio.
         """
         request = TranscriptionRequest(language, translate, hint)
-        *_, last = self.transcribing(audio, request, **chosen)
+        *_, (_, last, _) = self.transcribing([audio], request, **chosen)
+        if isinstance(last, AudioError):
+            raise last
         return last
 
     def transcribing(
         self,
-        audio: AudioSource | AudioInput,
+        sources: Sequence[AudioSource | AudioInput],
         request: TranscriptionRequest,
         **chosen: Unpack[AnswerKeywords],
-    ) -> Iterator[Transcription]:
-        """Do what `transcribe` does, segment by segment: yield all that is written so far, the
-        last whole.
+    ) -> Iterator[tuple[int, Transcription | AudioError, bool]]:
+        """Do what `transcribe` does for several recordings, whose pieces are answered in the same
+        batches. Yields, in their order, which it is, all that is written of it so far, and whether
+        that is all; or the error of one that cannot be read.
         """
         instructions = self.service.instructions
         if instructions is None:
             raise self.loaded.deaf("audio")
         settings = self.loaded.answer_options({"max_tokens": PIECE_TOKENS, **chosen})
-        recording = self.prompts.load_recording(audio)
-        whole = recording.audio(instructions.rate)
-        pieces = audio_pieces(whole, instructions, request)
         many = Many(self.options.parallel, slots=self.service.bulk_slots)
 
-        def one(piece: AudioPiece) -> Answer:
-            chosen = replace(settings, **piece.options)
-            return many.finish(self.service.submit_bulk(piece.messages, chosen))
+        def one(part: AudioPart) -> tuple[AudioPart, Answer | None]:
+            if part.piece is None:
+                return part, None
+            options = replace(settings, **part.piece.options)
+            return part, many.finish(self.service.submit_bulk(part.piece.messages, options))
+
+        def read(source: AudioSource | AudioInput) -> Audio:
+            return self.prompts.load_recording(source).audio(instructions.rate)
 
         made: list[Segment] = []
-        for piece, answer in zip(pieces, many.results(pieces, one), strict=True):
-            made.append(piece.segment(answer.text, answer.receipt))
-            yield Transcription(
-                tuple(made),
-                whole.facts.seconds,
-                request.language,
-                request.translate,
-                whole.facts.notes,
-            )
+        parts = audio_parts(sources, read, instructions, request)
+        for part, answer in many.results(parts, one):
+            if isinstance(part.found, AudioError):
+                yield part.index, part.found, True
+                continue
+            assert part.piece is not None and answer is not None
+            made.append(part.piece.segment(answer.text, answer.receipt))
+            seconds, notes = part.found.seconds, part.found.notes
+            written = tuple(made), seconds, request.language, request.translate, notes
+            yield part.index, Transcription(*written), part.is_last
+            made = [] if part.is_last else made
 
     def spans(self, messages: Sequence[Message]) -> list[Span]:
         """Return what the decoder would read: the conversation tokenized, its images encoded."""

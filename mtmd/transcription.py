@@ -5,18 +5,20 @@ together, with the times of the pieces.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from mtmd.base.errors import OptionError
+from mtmd.base.errors import AudioError, OptionError
 from mtmd.base.spelling import did_you_mean
-from mtmd.clip.audio.audio import Audio
+from mtmd.clip.audio.audio import Audio, AudioFacts
 from mtmd.clip.audio.instructions import Instructions
 from mtmd.clip.audio.pieces import pieces
 from mtmd.clip.audio.recording import GivenSamples
 from mtmd.prompt.conversation import Message
 from mtmd.receipt import Receipt
 
+S = TypeVar("S")
 LANGUAGES = {  # ISO 639-1, and of languages without one 639-3
     "af": "Afrikaans", "ar": "Arabic", "az": "Azerbaijani", "be": "Belarusian", "bg": "Bulgarian",
     "bn": "Bengali", "bs": "Bosnian", "ca": "Catalan", "cs": "Czech", "cy": "Welsh", "da": "Danish",
@@ -187,6 +189,38 @@ def audio_pieces(
             AudioPiece(start / rate, stop / rate, messages, heading, instructions.sentences)
         )
     return made
+
+
+@dataclass(frozen=True)
+class AudioPart:
+    """A piece of one of several recordings, which is that of `index`, and what is known of its
+    file; or, without a piece, why that cannot be read.
+    """
+
+    index: int
+    found: AudioFacts | AudioError
+    piece: AudioPiece | None = None
+    is_last: bool = True
+
+
+def audio_parts(
+    sources: Iterable[S],
+    read: Callable[[S], Audio],
+    instructions: Instructions,
+    request: TranscriptionRequest,
+) -> Iterator[AudioPart]:
+    """The pieces of all recordings, each of which is read when its first piece is needed. Raises
+    OptionError.
+    """
+    for index, source in enumerate(sources):
+        try:
+            audio = read(source)
+        except AudioError as error:
+            yield AudioPart(index, error)
+            continue
+        made = audio_pieces(audio, instructions, request)
+        for number, piece in enumerate(made, 1):
+            yield AudioPart(index, audio.facts, piece, number == len(made))
 
 
 def language_name(language: str) -> str:

@@ -27,7 +27,7 @@ from mtmd.commands.shared import (
 
 if TYPE_CHECKING:  # torch takes its time to load
     from mtmd.model import Model
-    from mtmd.transcription import Transcription, TranscriptionRequest
+    from mtmd.transcription import Transcription
 
 HELP = "Write down what is said in audio files."
 EXAMPLES = """\
@@ -81,6 +81,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0, or 1 where one of several files cannot be read to its end."""
     chosen = answer_options(args)  # a wrong one is told before a model is loaded for it
+    from mtmd.terminal.status_line import Status
     from mtmd.transcription import TranscriptionRequest, language_name
 
     if args.language is not None:
@@ -89,46 +90,38 @@ def run(args: argparse.Namespace) -> int:
     sources = _sources(args.files, args.allow_remote_media)
     model = load_from(args)
     request, failed = TranscriptionRequest(args.language, args.translate, args.hint), 0
-    for name, source, path in zip(args.files, sources, paths, strict=True):
-        try:
-            result = _transcribed(model, source, request, chosen)
-        except AudioError as error:
-            if len(sources) == 1:
-                raise
-            failed += 1
-            print(f"mtmd transcribe: {terminal_line(str(error))}", file=sys.stderr)
-            continue
-        text = _text(result, name, args.format)
-        if path is None:
-            if len(sources) > 1 and args.format == "text":
-                text = f"==> {name} <==\n{text}"
-            sys.stdout.write(for_terminal(text) if sys.stdout.isatty() else text)
-            sys.stdout.flush()
-        else:
-            _write(path, text)
-        if not args.quiet:
-            print(_receipt(result, name, model, path), file=sys.stderr)
-    if failed:
-        count = plural(failed, "file")
-        print(f"mtmd transcribe: {count} of {len(sources)} failed", file=sys.stderr)
-    return 1 if failed else 0
-
-
-def _transcribed(
-    model: Model, source: Any, request: TranscriptionRequest, chosen: dict[str, Any]
-) -> Transcription:
-    from mtmd.terminal.status_line import Status
-
-    status, result = Status(), None
+    status, count = Status(), len(sources)
     status.say("reading the audio")
     try:
-        for result in model.transcribing(source, request, **chosen):
-            end = result.segments[-1].end
-            status.say(f"{end:.0f} of {result.seconds:.0f} s written down")
+        for index, result, is_last in model.transcribing(sources, request, **chosen):
+            if not is_last:
+                end = result.segments[-1].end
+                file = f", file {index + 1} of {count}" if count > 1 else ""
+                status.say(f"{end:.0f} of {result.seconds:.0f} s written down{file}")
+                continue
+            status.clear()
+            name, path = args.files[index], paths[index]
+            if isinstance(result, AudioError):
+                if count == 1:
+                    raise result
+                failed += 1
+                print(f"mtmd transcribe: {terminal_line(str(result))}", file=sys.stderr)
+                continue
+            text = _text(result, name, args.format)
+            if path is None:
+                if count > 1 and args.format == "text":
+                    text = f"==> {name} <==\n{text}"
+                sys.stdout.write(for_terminal(text) if sys.stdout.isatty() else text)
+                sys.stdout.flush()
+            else:
+                _write(path, text)
+            if not args.quiet:
+                print(_receipt(result, name, model, path), file=sys.stderr)
     finally:
         status.clear()
-    assert result is not None, "audio has one piece at least"
-    return result
+    if failed:
+        print(f"mtmd transcribe: {plural(failed, 'file')} of {count} failed", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _sources(words: Sequence[str], remote: bool) -> list[Any]:
