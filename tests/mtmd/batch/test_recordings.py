@@ -35,7 +35,7 @@ def test_a_row_for_each(
     model = tmp_path_factory.mktemp("hearing")
     gemma4_unified(model)
     out = tmp_path / "rows.jsonl"
-    command = ("batch", calls, "-p", "Who calls?", "-m", model, "--device", "cpu", "--no-warmup")
+    command = ("batch", calls, "-p", "Who calls?", "-m", model, "--device", "cpu")
     command += ("--max-tokens", 2, "--out", out)
     ran = mtmd(*command)
     result = rows(out)

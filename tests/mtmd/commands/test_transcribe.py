@@ -38,7 +38,7 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
     """Options that choose a small model with ears."""
     folder = tmp_path_factory.mktemp("hearing")
     gemma4_unified(folder)
-    return ("-m", folder, "--device", "cpu", "--max-tokens", 3, "--no-warmup")
+    return ("-m", folder, "--device", "cpu", "--max-tokens", 3)
 
 
 @pytest.fixture
