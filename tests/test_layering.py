@@ -177,6 +177,7 @@ ENVIRONMENT = (
     "mtmd/openmp.py",  # set, before torch reads it
     "mtmd/commands/completion.py",  # what a shell sets on TAB
     "mtmd/base/files.py",  # where the user's cache is
+    "mtmd/base/isolation/fork_server.py",  # set, for its workers
 )
 # Ollama and llama.cpp are programs.
 FAMILY_WORDS = re.compile(

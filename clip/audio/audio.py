@@ -8,8 +8,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mtmd.base.errors import AudioError
+
 Samples: TypeAlias = NDArray[np.float32]
 """[N], mono, full scale from -1 to 1."""
+LOUDEST = 2.0**31  # as of samples of 32 bits that are not divided by their full scale
 
 
 @dataclass(frozen=True)
@@ -59,3 +62,12 @@ def averaged(planes: NDArray[Any]) -> Samples:
             scaled = planes.astype(np.float32)
         result: Samples = scaled[0] if len(scaled) == 1 else scaled.mean(axis=0, dtype=np.float32)
     return result
+
+
+def finite(samples: Samples, name: str) -> Samples:
+    """The samples. Raises AudioError for what is no number, or no loudness that a sound has."""
+    if not (np.abs(samples) <= LOUDEST).all():
+        raise AudioError(
+            f"{name}: found samples that are no numbers, or above 2^31, expected -1 to 1"
+        )
+    return samples

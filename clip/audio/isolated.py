@@ -1,8 +1,8 @@
 """Audio decoded in a process of its own, with limits of memory and time, in which no further file
 can be opened and no address connected to, as videos are (`mtmd.clip.video.isolated`).
 
-The worker gets a descriptor of the file; its samples come back block by block, so it holds one of
-them. It reads one file and ends.
+The worker gets a descriptor of the file; its samples come back block by block, at the rate that is
+asked for, so it holds one of them. It reads one file and ends.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from mtmd.base.isolation.channel import Channel
 from mtmd.base.isolation.file_at import FileAt, no_more_files
 from mtmd.base.isolation.fork_server import ForkServer, Worker, WorkerFailed
 from mtmd.base.isolation.limits import Limits
-from mtmd.clip.audio.audio import AudioFacts, Samples
+from mtmd.clip.audio.audio import AudioFacts, Samples, finite
 from mtmd.clip.audio.decode import open_audio
 from mtmd.clip.audio.limits import AudioLimits, check_channels, check_rate, check_seconds
+from mtmd.clip.audio.resample import resampled, resampled_count
 from mtmd.clip.image.decode import one_line
 
 AT_ONCE = max(2, usable_cores().usable // 2)
@@ -38,15 +39,20 @@ _BLOCK_BYTES = 64 << 20  # of one message: a block, and a frame more
 
 
 class Remote:
-    """Audio that a worker reads: `fd` is that of a file of `size` bytes. As `decode.Reader`."""
+    """Audio that a worker reads: `fd` is that of a file of `size` bytes. As `decode.Reader`, with
+    samples at the rate `target`, None for that of the file.
+    """
 
-    def __init__(self, worker: Worker, fd: int, size: int, limits: AudioLimits, name: str):
+    def __init__(
+        self, worker: Worker, fd: int, size: int, limits: AudioLimits, name: str, target: int | None
+    ):
         self._worker, self._name, self._limits = worker, name, limits
-        request = {"size": size, "name": name, "limits": asdict(limits)}
+        request = {"size": size, "name": name, "limits": asdict(limits), "target": target}
         with self._blamed():
             worker.send(json.dumps(request).encode(), fds=[fd])
-            self.rate = int(self._reported()["rate"])
-        check_rate(self.rate, name)
+            self._own = int(self._reported()["rate"])
+        check_rate(self._own, name)
+        self.rate = target or self._own
         self._facts: AudioFacts | None = None
 
     @property
@@ -60,7 +66,7 @@ class Remote:
             with self._blamed():
                 reported = self._reported()
                 if "facts" in reported:
-                    self._facts = _facts(reported["facts"], count, self.rate, self._name)
+                    self._facts = self._checked(reported["facts"], count)
                     return
                 data = self._worker.receive(_BLOCK_BYTES)
                 samples = np.frombuffer(data, np.float32)
@@ -68,6 +74,18 @@ class Remote:
             if count > maximum:
                 check_seconds(count / self.rate, self._limits, self._name)
             yield samples
+
+    def _checked(self, reported: dict[str, Any], count: int) -> AudioFacts:
+        """Return what a worker says of a file of which `count` samples came, checked like anything
+        from outside.
+        """
+        channels, samples = int(reported["channels"]), int(reported["samples"])
+        check_channels(channels, self._name)
+        if not count or count != resampled_count(samples, self._own, self.rate):
+            raise ValueError
+        notes = tuple(str(note)[:200] for note in reported["notes"][:8])
+        codec = str(reported["codec"])[:32]
+        return AudioFacts(samples / self._own, self._own, channels, codec, notes)
 
     def close(self) -> None:
         """End the connection. The worker ends by itself, as it serves one file only."""
@@ -98,13 +116,15 @@ class Remote:
 
 
 @contextmanager
-def opened_isolated(fd: int, size: int, limits: AudioLimits, name: str) -> Iterator[Remote]:
-    """Open a file of `size` bytes as `decode.open_audio` does. Waits while as many are being read
-    as may at once. Raises AudioError, also for one that takes more memory or time than it may, and
-    BusyError.
+def opened_isolated(
+    fd: int, size: int, limits: AudioLimits, name: str, target: int | None = None
+) -> Iterator[Remote]:
+    """Open a file of `size` bytes as `decode.open_audio` does, to be read at the rate `target`.
+    Waits while as many are being read as may at once. Raises AudioError, also for one that takes
+    more memory or time than it may, and BusyError.
     """
     with _server().job(Limits(limits.cpu_s, MEMORY_BYTES)) as worker:
-        yield Remote(worker, fd, size, limits, one_line(name))
+        yield Remote(worker, fd, size, limits, one_line(name), target)
 
 
 def prepare(_: bytes) -> None:
@@ -141,22 +161,15 @@ def _read(channel: Channel, request: dict[str, Any], fd: int) -> None:
     try:
         reader = open_audio(file, AudioLimits(**request["limits"]), request["name"])
         channel.send(json.dumps({"rate": reader.rate}).encode())
-        for samples in reader.blocks():
+        decoded = (finite(block, request["name"]) for block in reader.blocks())
+        for samples in resampled(decoded, reader.rate, request["target"] or reader.rate):
             channel.send(b'{"block": true}')
             channel.send(np.ascontiguousarray(samples).data.cast("B"))
-        channel.send(json.dumps({"facts": asdict(reader.facts)}).encode())
+        facts = reader.facts
+        reported = asdict(facts) | {"samples": round(facts.seconds * facts.rate)}
+        channel.send(json.dumps({"facts": reported}).encode())
     except AudioError as error:
         channel.send(json.dumps({"error": str(error)}).encode())
-
-
-def _facts(reported: dict[str, Any], count: int, rate: int, name: str) -> AudioFacts:
-    """Return what a worker says of a file, checked like anything from outside."""
-    channels = int(reported["channels"])
-    check_channels(channels, name)
-    if not count:
-        raise ValueError
-    notes = tuple(str(note)[:200] for note in reported["notes"][:8])
-    return AudioFacts(count / rate, rate, channels, str(reported["codec"])[:32], notes)
 
 
 @lru_cache(maxsize=1)

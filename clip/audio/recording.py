@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtmd.base.errors import AudioError
-from mtmd.clip.audio.audio import Audio, AudioFacts, Samples, averaged, is_numeric
+from mtmd.clip.audio.audio import Audio, AudioFacts, averaged, finite, is_numeric
 from mtmd.clip.audio.decode import Reader, kind_of, open_audio
 from mtmd.clip.audio.isolated import opened_isolated
 from mtmd.clip.audio.limits import (
@@ -45,9 +45,6 @@ class Recording(Protocol):
 
     def check(self) -> AudioFacts:
         """Decode all of it, and keep nothing. Raises as `audio`."""
-
-
-LOUDEST = 2.0**31  # as of samples of 32 bits that are not divided by their full scale
 
 
 class AudioFile:
@@ -82,8 +79,8 @@ class AudioFile:
             kind_of(file.read(HEAD_BYTES), self.name)
 
     def audio(self, rate: int) -> Audio:
-        with self._opened() as reader:
-            decoded = (_finite(block, self.name) for block in reader.blocks())
+        with self._opened(rate) as reader:
+            decoded = (finite(block, self.name) for block in reader.blocks())
             blocks = list(resampled(decoded, reader.rate, rate))
             samples = np.concatenate(blocks) if len(blocks) != 1 else blocks[0]
             start, end = (None if at is None else round(at * rate) for at in self.span)
@@ -98,16 +95,17 @@ class AudioFile:
     def check(self) -> AudioFacts:
         with self._opened() as reader:
             for block in reader.blocks():
-                _finite(block, self.name)
+                finite(block, self.name)
             return reader.facts
 
     @contextmanager
-    def _opened(self) -> Iterator[Reader]:
+    def _opened(self, rate: int | None = None) -> Iterator[Reader]:
+        """Samples come at `rate` from a worker, in this process at that of the file."""
         if self.isolate:
             with (
                 self.file.with_descriptor() as described,
                 opened_isolated(
-                    described.fileno(), self.file.bytes, self.limits, self.name
+                    described.fileno(), self.file.bytes, self.limits, self.name, rate
                 ) as remote,
             ):
                 yield remote
@@ -155,15 +153,6 @@ class GivenSamples:
         return AudioFacts(count / self.rate, self.rate, channels)
 
     def audio(self, rate: int) -> Audio:
-        own = _finite(averaged(self.samples), self.name)
+        own = finite(averaged(self.samples), self.name)
         samples = np.concatenate(list(resampled([own], self.rate, rate)))
         return Audio(samples, rate, self.check())
-
-
-def _finite(samples: Samples, name: str) -> Samples:
-    """The samples. Raises AudioError for what is no number, or no loudness that a sound has."""
-    if not (np.abs(samples) <= LOUDEST).all():
-        raise AudioError(
-            f"{name}: found samples that are no numbers, or above 2^31, expected -1 to 1"
-        )
-    return samples

@@ -5,15 +5,18 @@ resample): each new sample is a sum over `ZEROS` zero crossings on either side o
 Kaiser window, whose pass band ends at `ROLLOFF` of the lower of both Nyquist frequencies. The
 constants are those of resampy's filter `kaiser_best`. Beyond both ends there is silence. A rate
 that is a multiple is reached exactly; where the ratio is no small fraction, it is the nearest of
-about `TAPS_MAX` taps, which is off by less than a millionth.
+about `TAPS_MAX` taps: those of rates near 44,101 are off by less than a millionth, of rates that
+nearly are the other one, such as 16,001 for 16,000, by less than four parts in ten thousand.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil, isqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +26,7 @@ from mtmd.clip.audio.audio import Samples
 ZEROS, ROLLOFF, BETA = 64, 0.9475937167399596, 14.769656459379492
 TAPS_MAX = 1 << 22  # numbers of one filter
 GROUPS = 256  # of new samples that are computed together
+ROWS_OF = 1 << 16  # numbers of a filter that are computed together
 
 
 def resampled(blocks: Iterable[Samples], rate: int, target: int) -> Iterator[Samples]:
@@ -45,7 +49,7 @@ def resampled(blocks: Iterable[Samples], rate: int, target: int) -> Iterator[Sam
             yield from _groups(rest, taps, old, groups)
             rest = rest[groups * old :]
     made = (count + width - len(rest)) // old  # groups
-    left = ceil(Fraction(count) / step) - made * new
+    left = resampled_count(count, rate, target) - made * new
     if left > 0:
         groups = -(-left // new)
         end = np.zeros(max(0, (groups - 1) * old + len(taps) - len(rest)), np.float32)
@@ -53,20 +57,26 @@ def resampled(blocks: Iterable[Samples], rate: int, target: int) -> Iterator[Sam
         yield whole[:left]
 
 
+def resampled_count(count: int, rate: int, target: int) -> int:
+    """Return how many samples `count` of them become."""
+    return count if rate == target else ceil(Fraction(count) / _ratio(rate, target))
+
+
 def _groups(samples: Samples, taps: Samples, old: int, groups: int) -> Iterator[Samples]:
     """New samples of so many groups: `taps` [K, new] at every `old` samples.
 
-    By torch, whose threads are those that the process was given: numpy's wait for each other in a
-    loop, and take ten times as long on a busy machine. Imported here: the web process, which
-    imports this module, has no torch.
+    By torch where it is loaded, whose threads are those that the process was given: numpy's wait
+    for each other in a loop, and take ten times as long on a busy machine. Workers that decode
+    files have no torch, which takes seconds to load, and one thread of numpy's.
     """
-    import torch
-
-    windows = torch.from_numpy(samples).unfold(0, len(taps), old)
-    weights = torch.from_numpy(taps)
+    windows: Any = np.lib.stride_tricks.sliding_window_view(samples, len(taps))[::old]
+    weights: Any = taps
+    if (torch := sys.modules.get("torch")) is not None:
+        windows = torch.from_numpy(samples).unfold(0, len(taps), old)
+        weights = torch.from_numpy(taps)
     for start in range(0, groups, GROUPS):
-        made: Samples = (windows[start : min(start + GROUPS, groups)] @ weights).flatten().numpy()
-        yield made
+        made: Samples = np.asarray(windows[start : min(start + GROUPS, groups)] @ weights)
+        yield made.flatten()
 
 
 def _ratio(rate: int, target: int) -> Fraction:
@@ -82,9 +92,15 @@ def _filter(old: int, new: int) -> tuple[Samples, int]:
     cutoff = ROLLOFF * min(old, new) / old  # of the old Nyquist frequency
     width = ceil(ZEROS / cutoff)
     at = np.arange(-width, old + width, dtype=np.float64)[:, None]
-    distance: NDArray[np.float64] = (at - np.arange(new) * (old / new)) * cutoff
-    window = np.where(np.abs(distance) < ZEROS, np.i0(BETA * _arc(distance)) / np.i0(BETA), 0.0)
-    return (np.sinc(distance) * window * cutoff).astype(np.float32), width
+    result = np.empty((len(at), new), np.float32)
+    rows = max(1, ROWS_OF // new)
+    for start in range(0, len(at), rows):
+        distance: NDArray[np.float64] = (
+            at[start : start + rows] - np.arange(new) * (old / new)
+        ) * cutoff
+        window = np.where(np.abs(distance) < ZEROS, np.i0(BETA * _arc(distance)) / np.i0(BETA), 0.0)
+        result[start : start + rows] = np.sinc(distance) * window * cutoff
+    return result, width
 
 
 def _arc(distance: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -4,11 +4,16 @@ cannot hold is gone, and blocks of any size give the same samples.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
+from sounds import tones, wav
 
+from mtmd.clip.audio.recording import AudioFile
 from mtmd.clip.audio.resample import resampled
 
 RATES = [(44_100, 16_000), (48_000, 16_000), (8_000, 16_000), (11_025, 24_000), (44_101, 16_000)]
@@ -58,3 +63,23 @@ def test_the_same_rate_is_left_alone() -> None:
     samples = np.arange(7, dtype=np.float32)
     assert whole(samples, 16_000, 16_000) is not None
     np.testing.assert_array_equal(whole(samples, 16_000, 16_000), samples)
+
+
+@pytest.mark.parametrize("rate", [44_100, 48_000, 8_000, 44_101, 16_001])
+def test_a_worker_gives_the_same(rate: int) -> None:
+    """By numpy: it has no torch."""
+    data = wav(tones(1.2, rate), rate)
+    here, there = (AudioFile(data, isolate=isolate).audio(16_000) for isolate in (False, True))
+    assert here.facts == there.facts and here.samples.shape == there.samples.shape
+    np.testing.assert_allclose(there.samples, here.samples, atol=2e-6)
+
+
+def test_a_process_without_torch_reads_audio_without_it(tmp_path: Path) -> None:
+    """As the web process, which would stand still for the seconds of its import."""
+    (tmp_path / "a.wav").write_bytes(wav(tones(0.3, 44_100), 44_100))
+    program = (
+        "import sys; from mtmd.clip.audio.recording import AudioFile; "
+        "made = AudioFile(sys.argv[1], isolate=True).audio(16_000); "
+        "assert len(made.samples) == 4800 and 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, tmp_path / "a.wav"], check=True)

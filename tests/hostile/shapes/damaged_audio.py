@@ -79,7 +79,7 @@ def audio_attempt(rng: random.Random, key: str) -> Attempt:
 
 def _form(data: bytes, key: str) -> bytes:
     """A request for a transcription of a few tokens."""
-    field = b'--x\r\nContent-Disposition: form-data; name='
+    field = b"--x\r\nContent-Disposition: form-data; name="
     body = field + b'"max_completion_tokens"\r\n\r\n2\r\n'
     body += field + b'"file"; filename="a.wav"\r\n\r\n' + data + b"\r\n--x--\r\n"
     return request("POST", "/v1/audio/transcriptions", body, "multipart/form-data; boundary=x", key)
