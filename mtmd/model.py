@@ -560,12 +560,12 @@ class Model:
         made: list[Segment] = []
         parts = audio_parts(sources, read, instructions, request)
         for part, answer in many.results(parts, one):
-            if isinstance(part.found, AudioError):
-                yield part.index, part.found, True
+            if isinstance(part.facts, AudioError):
+                yield part.index, part.facts, True
                 continue
             assert part.piece is not None and answer is not None
             made.append(part.piece.segment(answer.text, answer.receipt))
-            seconds, notes = part.found.seconds, part.found.notes
+            seconds, notes = part.facts.seconds, part.facts.notes
             written = tuple(made), seconds, request.language, request.translate, notes
             yield part.index, Transcription(*written), part.is_last
             made = [] if part.is_last else made

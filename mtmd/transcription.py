@@ -198,7 +198,7 @@ class AudioPart:
     """
 
     index: int
-    found: AudioFacts | AudioError
+    facts: AudioFacts | AudioError
     piece: AudioPiece | None = None
     is_last: bool = True
 

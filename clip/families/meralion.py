@@ -40,7 +40,7 @@ INSTRUCTIONS = Instructions(
     audio_last=True,
 )
 EPS = 1e-5  # of the norm before the projector; configurations do not say
-LEAST = 1e-7  # added to a variance
+ADDED_VARIANCE = 1e-7
 STACKED, SECONDS, WINDOW_S = 15, 300, 30  # as published
 WIDER = 5  # the projector's width in those of the encoder
 
@@ -71,7 +71,7 @@ class EvenWindows:
         for at in range(0, len(heard), size):
             part = heard[at : at + size]
             if self.even:
-                part = (part - part.mean()) / np.sqrt(part.var() + LEAST)
+                part = (part - part.mean()) / np.sqrt(part.var() + ADDED_VARIANCE)
             tiles.append(self.mel(np.pad(part, (0, size - len(part))))[None])
         sizes = ((self.mel.bins, self.frames),) * len(tiles)
         return ImagePlan(tuple(tiles), sizes, self.token_count(len(samples)), notes=notes)

@@ -186,9 +186,9 @@ def _expand(word: str, skipped: Counter[str], endings: tuple[str, ...]) -> list[
     if is_url(word):
         return [word]
     if Path(word).is_dir():
-        for wanted in (endings, AUDIO_SUFFIXES):
+        for kind in (endings, AUDIO_SUFFIXES):
             others: Counter[str] = Counter()
-            if result := sorted(_files_in(Path(word), others, wanted)):
+            if result := sorted(_files_in(Path(word), others, kind)):
                 skipped.update(others)
                 return result
         raise OptionError(

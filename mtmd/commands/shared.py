@@ -321,8 +321,8 @@ def _is_pipe(word: str) -> bool:
 def from_pipe(
     word: str, expected: str = "a picture", example: str = "describe - < photo.jpg"
 ) -> Any:
-    """What standard input holds where `word` is STDIN, else what comes from the pipe of that name,
-    which can be read once, as a file with its name. Raises ImageError where that is not `expected`.
+    """Read standard input where `word` is STDIN, else the pipe of that name, once: a file with its
+    name. Raises ImageError where that is not `expected`.
     """
     from io import BytesIO
 
@@ -346,7 +346,7 @@ def from_pipe(
 
 
 def _whole(pipe: BinaryIO) -> bytes:
-    """What comes from a pipe: one byte more at most than a picture may have, or, of what begins as
+    """All that comes from a pipe: one byte more at most than a picture may have, or, of what begins as
     a video or audio, than a file of audio may.
     """
     data = pipe.read(STDIN_BYTES_MAX + 1)
