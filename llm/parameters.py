@@ -28,7 +28,10 @@ LM_HEAD = (
     "decoder.output_projection.weight",
 )
 # Of a tied table: a copy nobody needs
-COPIED_HEAD = r"((model\.)?(language_)?model\.|thinker\.|llm\.|(text_)?decoder\.)?(lm_head|output_projection)\.weight"
+COPIED_HEAD = (
+    r"((model\.)?(language_)?model\.|thinker\.|llm\.|(text_)?decoder\.)?"
+    r"(lm_head|output_projection)\.weight"
+)
 
 
 def prefixed(prefixes: Iterable[str]) -> Source:

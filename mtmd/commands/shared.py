@@ -346,8 +346,8 @@ def from_pipe(
 
 
 def _whole(pipe: BinaryIO) -> bytes:
-    """All that comes from a pipe: one byte more at most than a picture may have, or, of what begins as
-    a video or audio, than a file of audio may.
+    """All that comes from a pipe: one byte more at most than a picture may have, or, of what begins
+    as a video or audio, than a file of audio may.
     """
     data = pipe.read(STDIN_BYTES_MAX + 1)
     if len(data) > STDIN_BYTES_MAX:
