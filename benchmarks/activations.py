@@ -4,6 +4,7 @@ turns, the best of --rounds.
     python benchmarks/activations.py                          products with random weights
     python benchmarks/activations.py --types Q4_0,Q6_K --rows 64,256
     python benchmarks/activations.py --model FILE.gguf --tokens 256,1024      whole prompts
+    python benchmarks/activations.py --tower smolvlm-256m     a tile, with random weights
     python benchmarks/activations.py --without-amx            as if the CPU had no AMX
 
 Ratios above 1 say that int8 is faster. What it costs in quality: `mtmd bench FILE.gguf --quality
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from mtmd.bench.shapes import random_checkpoint
 from mtmd.kernels.cpu.tiled import cpu, many_rows
 from mtmd.kernels.gpu.quant_matmul.cases import random_blocks
 from mtmd.kernels.quantization.blocks import BLOCKS
@@ -26,6 +28,7 @@ from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.spans import Span
 from mtmd.loading import load
 from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 TYPES = "Q4_0,Q4_K,Q5_0,Q6_K,Q8_0"
 FIRST_TOKEN = 100
@@ -63,6 +66,17 @@ def prompt(model: Model, tokens: int) -> None:
     model.exclusively(lambda: runner.forward(batch))
 
 
+def tower(shape: str, int8: bool, dtype: str) -> Callable[[], object]:
+    """Return what encodes a tile with a tower of random weights."""
+    chosen = LoadOptions(device="cpu", dtype=dtype, activations="int8" if int8 else "auto")
+    model = Model(random_checkpoint(shape, "BF16"), chosen)
+    encoder = model.encoder
+    assert encoder is not None
+    tile = encoder.family.resolution.tile_type().shape
+    pixels = torch.randn(1, *tile).to(model.dtype)
+    return lambda: encoder.run(pixels)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -72,6 +86,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="4864x896,896x4864", help="(default: %(default)s)")
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument("--model", help="measure prompts of a model in place of products")
+    parser.add_argument("--tower", metavar="SHAPE", help="measure the encode of a tile instead")
     parser.add_argument("--weights", help="as --weights of mtmd")
     parser.add_argument("--tokens", default="256")
     parser.add_argument("--rounds", type=int, default=7)
@@ -81,6 +96,10 @@ def main() -> None:
     if args.without_amx:
         cpu.tiles_allowed = lambda: False
     print("| what | rows | ms | int8 ms | ratio |\n|---|---|---|---|---|")
+    if args.tower:
+        ways = {name: tower(args.tower, name == "int8", args.dtype) for name in ("auto", "int8")}
+        show(args.tower, 1, by_turns(ways, args.rounds))
+        return
     if args.model:
         given = {"threads": 1, "weights": args.weights, "dtype": args.dtype}
         with (

@@ -11,14 +11,15 @@ decode 64 after it.
     python benchmarks/peers.py --llama-dir ~/llama.cpp/build/bin
     python benchmarks/peers.py --types Q4_0,Q8_0 --openvino ~/openvino/bin/python
     python benchmarks/peers.py --types Q4_0 --dtype fp32 --int8      also with --activations int8
+    python benchmarks/peers.py --stage encode --dtype fp32 --int8 --openvino ~/openvino/bin/python
 
 --context are the tokens read before those that are decoded, --batch the sequences that decode at
 once; the first of each is the base, from which the others are varied one at a time. Peers:
 llama-bench, llama-batched-bench (several sequences) and llama-mtmd-cli, on PATH or in --llama-dir,
 and at the base the llama-cpp-python package, transformers, and OpenVINO GenAI, which has a Python
 of its own (--openvino), reads the same GGUF files, and encodes with what it makes of transformers'
-tower, in bfloat16. Build llama.cpp for this machine, or it is
-slower than it can be:
+tower, in bfloat16, or with --int8 in 8 bits. Build llama.cpp for this machine, or it is slower
+than it can be:
 
     cmake -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON
     cmake --build build -j --target llama-bench llama-batched-bench llama-mtmd-cli llama-server
@@ -63,7 +64,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -155,7 +156,7 @@ def parties(
     everything = (*TYPES, *ENCODES)
     add("mtmd", everything, lambda t, n: ours(folder, shape, sizes, t, n, dtype), own)
     if int8:
-        quantized = [kind for kind in TYPES if kind != "BF16"]
+        quantized = [*(kind for kind in TYPES if kind != "BF16"), *ENCODES]
         in_8_bits = ["--activations", "int8"]
         add(
             "mtmd int8",
@@ -206,6 +207,15 @@ def parties(
                 [openvino, "-c", "import openvino_genai; print(openvino_genai.__version__)"]
             ).strip(),
         )
+    if openvino and int8:
+        add(
+            "OpenVINO int8",
+            ENCODES,
+            lambda t, n: worker("openvino", folder, shape, sizes, t, n, python=openvino, int8=True),
+            lambda: output(
+                [openvino, "-c", "import openvino; print(openvino.__version__)"]
+            ).strip(),
+        )
     return result
 
 
@@ -249,7 +259,8 @@ def ours(
     options: Sequence[str] = (),
 ) -> Rates:
     if kind in ENCODES:
-        return worker("mtmd", folder, shape, sizes, kind, threads, dtype)
+        rounds = "int8" in options
+        return worker("mtmd", folder, shape, sizes, kind, threads, dtype, int8=rounds)
     command = [sys.executable, "-m", "mtmd.cli", "bench", "--json", "--no-ops", "--rounds", "1"]
     command += ["--threads", str(threads), "--dtype", dtype, *options]
     command += [str(folder / f"{kind}.gguf"), "--images", "0", "--decode", str(DECODE)]
@@ -412,8 +423,10 @@ def worker(
     threads: int,
     dtype: str = "bf16",
     python: str = sys.executable,
+    int8: bool = False,
 ) -> Rates:
     command = [python, __file__, "--worker", which, "--folder", str(folder)]
+    command += ["--int8"] * int8
     command += ["--types", kind, "--threads", str(threads), "--shape", shape, "--dtype", dtype]
     command += ["--context", str(sizes.context[0]), "--batch", ",".join(map(str, sizes.batch))]
     packages = os.pathsep.join(filter(None, sys.path)) if python != sys.executable else None
@@ -494,20 +507,26 @@ def encode_rates(encode: Callable[[], object]) -> Rates:
     return {"encode": 1 / min(times), **memory}
 
 
-def our_rates(kind: str, threads: int, dtype: str) -> Rates:
+def our_rates(kind: str, threads: int, dtype: str, int8: bool) -> Rates:
     import numpy as np
     import torch
 
     from mtmd.bench.shapes import random_checkpoint
+    from mtmd.checkpoint.requantize import with_int8_towers
     from mtmd.clip.encoder import Encoder
     from mtmd.kernels.backends import Cpu
+    from mtmd.kernels.plan import int8_products
 
     torch.set_num_threads(threads)
     shape, side = ENCODES[kind]
     checkpoint = random_checkpoint(shape, "BF16")
-    assert checkpoint.vision is not None and checkpoint.vision_weights is not None
     compute = {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]
-    encoder = Encoder(checkpoint.vision, checkpoint.vision_weights, [Cpu()], dtype=compute)
+    if int8:
+        int8_products.check_device([Cpu()], compute)
+        checkpoint = with_int8_towers(checkpoint)
+    family, weights = checkpoint.vision, checkpoint.vision_weights
+    assert family is not None and weights is not None
+    encoder = Encoder(family, weights, [Cpu()], dtype=compute, int8=int8)
     tile = np.random.default_rng(0).standard_normal((3, side, side)).astype(np.float32)
     return encode_rates(lambda: encoder.encode([tile]))
 
@@ -665,9 +684,9 @@ def openvino_batch(path: Path, context: int, batch: int, threads: int) -> float:
     return batch * (DECODE - 1) / (whole - read)
 
 
-def openvino_encodes(kind: str, threads: int) -> Rates:
-    """Encodes a second of transformers' module, converted by OpenVINO, in bfloat16. torch and
-    transformers are those of the Python that has started this one.
+def openvino_encodes(kind: str, threads: int, int8: bool) -> Rates:
+    """Encodes a second of transformers' module, converted by OpenVINO, in bfloat16, or `int8` with
+    quantized products. torch and transformers are those of the Python that has started this one.
     """
     import openvino
     import torch
@@ -675,6 +694,8 @@ def openvino_encodes(kind: str, threads: int) -> Rates:
     with torch.inference_mode():
         module, pixels = transformers_tower(kind, torch.float32)
         whole = openvino.convert_model(module, example_input=pixels)
+    if int8:
+        quantize_products(whole, pixels.numpy())
     model = openvino.compile_model(
         whole, "CPU", {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "bf16"}
     )
@@ -682,6 +703,34 @@ def openvino_encodes(kind: str, threads: int) -> Rates:
     values = pixels.numpy()
     # Its memory includes that of the conversion, so it is left out.
     return {"encode": encode_rates(lambda: request.infer([values]))["encode"]}
+
+
+def quantize_products(model: Any, pixels: Any) -> None:
+    """Quantize what products with weights read to 8 bits, as NNCF's post-training quantization
+    does: a range for each row of a weight, and one for each x, of the values that these pixels
+    give.
+    """
+    import openvino
+    from openvino import opset13
+
+    products = [
+        node
+        for node in model.get_ops()
+        if node.get_type_name() == "MatMul"
+        and node.input_value(1).get_node().get_type_name() == "Constant"
+    ]
+    read = openvino.Model([node.input_value(0) for node in products], model.get_parameters())
+    request = openvino.compile_model(read, "CPU").create_infer_request()
+    values = request.infer([pixels])
+    for index, node in enumerate(products):
+        low, high = values[index].min(), values[index].max()
+        rounded = opset13.fake_quantize(node.input_value(0), low, high, low, high, 256)
+        largest = abs(node.input_value(1).get_node().data).max(axis=1, keepdims=True)
+        weight = opset13.fake_quantize(
+            node.input_value(1), -largest, largest, -largest, largest, 255
+        )
+        node.input(0).replace_source_output(rounded.output(0))
+        node.input(1).replace_source_output(weight.output(0))
 
 
 def write_models(folder: Path, shape: str, kinds: Sequence[str]) -> None:
@@ -890,7 +939,9 @@ def main() -> None:
     parser.add_argument("--load", default="0", help="busy processes, like 0,1 (default: 0)")
     parser.add_argument("--dtype", default="bf16", help="of this project (default: %(default)s)")
     parser.add_argument(
-        "--int8", action="store_true", help="also this project with --activations int8"
+        "--int8",
+        action="store_true",
+        help="also this project with --activations int8, and OpenVINO's encode in int8",
     )
     parser.add_argument("--parties", metavar="LIST", help="some of them (default: all there are)")
     parser.add_argument("--llama-dir", type=Path, help="where llama.cpp's programs are")
@@ -920,11 +971,11 @@ def main() -> None:
     if args.worker:
         kind, threads = args.types[0], args.threads
         rates = {
-            "mtmd": lambda: our_rates(kind, threads, args.dtype),
+            "mtmd": lambda: our_rates(kind, threads, args.dtype, args.int8),
             "torch": lambda: transformers_rates(args.shape, args.sizes, kind, threads),
             "llama": lambda: llama_cpp_rates(args.folder, args.sizes, kind, threads),
             "openvino": lambda: (
-                openvino_encodes(kind, threads)
+                openvino_encodes(kind, threads, args.int8)
                 if kind in ENCODES
                 else openvino_rates(args.folder, args.sizes, kind, threads)
             ),

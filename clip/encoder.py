@@ -57,6 +57,7 @@ class TowerEncoder:
         *,
         dtype: torch.dtype,
         flash_attn: str = "auto",
+        int8: bool = False,
         overrides: Sequence[Override] = (),
         residency: Residency | None = None,
         sharding: Sharding | None = None,
@@ -64,7 +65,8 @@ class TowerEncoder:
         adapters: Sequence[Adapter] = (),
         always: Sequence[tuple[Adapter, float]] = (),
     ):
-        """`sharding`: this is one rank of several, which has a part of the tower. `preprocess`:
+        """`int8`: products of many rows may round activations to 8 bits. `sharding`: this is one
+        rank of several, which has a part of the tower. `preprocess`:
         "host" has pictures resized and normalised there, whatever the device can do. `adapters`
         that `adapted` applies; those of `always` change products in every run, each as much as its
         scale says.
@@ -82,7 +84,7 @@ class TowerEncoder:
         self._tables: dict[Normalize, Tensor] = {}
         self.family: Tower = family
         self.weights, self.backends, self.overrides = weights, backends, tuple(overrides)
-        self.dtype = dtype
+        self.dtype, self.int8 = dtype, int8
         self.residency = residency or Residency()
         self.flash: FlashChoice = choose(self._probes, backends, overrides, flash_attn)
         self.fallbacks: dict[tuple[int, Shape], Plan] = {}
@@ -142,7 +144,9 @@ class TowerEncoder:
         has.
         """
         embeddings = self.whole_graph(batch, tile, form, only)
-        return self.sharding.rewrite([embeddings])[0] if self.sharding else embeddings
+        if self.sharding:
+            embeddings = self.sharding.rewrite([embeddings])[0]
+        return self._marked(embeddings)
 
     def whole_graph(
         self,
@@ -186,7 +190,16 @@ class TowerEncoder:
         shape = 1, *strip.tile(tokens)
         tiles = graph_input("inp.pixels", shape, self.dtype, lambda pack: pack.pixels)
         grids = PackedGrids(tokens, strip.cells, self._evaluated)
-        return family.graph_on(grids, tiles, self._adapted_weights(only), self.flash.form)
+        weights = self._adapted_weights(only)
+        return self._marked(family.graph_on(grids, tiles, weights, self.flash.form))
+
+    def _marked(self, embeddings: Node) -> Node:
+        """The graph with products that round activations, where that was asked for."""
+        if not self.int8:
+            return embeddings
+        from mtmd.kernels.plan.int8_products import marked  # loads LLVM
+
+        return marked([embeddings])[0]
 
     def _evaluated(self, node: Node) -> Tensor:
         """A value that is made of weights alone."""

@@ -8,11 +8,9 @@ import time
 from dataclasses import replace
 
 from mtmd.base.text import plural
-from mtmd.kernels.graph import toposort
 from mtmd.kernels.report.check import run_check
-from mtmd.kernels.report.facts import ActivationFacts, Check, GraphFacts, KVFacts, Placement
+from mtmd.kernels.report.facts import Check, GraphFacts, KVFacts, Placement
 from mtmd.kernels.report.from_plans import graph_facts, placement
-from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
@@ -50,15 +48,6 @@ def decoder_graphs(runner: Runner) -> list[GraphFacts]:
         )
         for label, batch in runner.sizes().items()
     ]
-
-
-def activation_facts(runner: Runner) -> ActivationFacts:
-    """Return how many products round activations to 8 bits."""
-    from mtmd.kernels.plan.int8_products import count, count_as_fast  # loads LLVM
-
-    graph = runner.graph(BatchShape(1))
-    products = sum(1 for node in toposort(*graph) if node.op == "matmul")
-    return ActivationFacts("int8", count(graph), products, count_as_fast(graph))
 
 
 def kv_facts(runner: Runner) -> KVFacts:

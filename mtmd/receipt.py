@@ -137,7 +137,7 @@ class Receipt:
     its weights were quantized to. `adapters`: LoRA adapters that the answer was computed with, each
     with its scale. `kv_type` is the type in which keys and values are stored, and `kv_bytes` what
     those of the prompt and the answer take. `activations` is "int8" where products of many rows
-    rounded them to that, else "auto"."""
+    rounded them to that, "int8 (encoder)" where those of the encoder alone did, else "auto"."""
 
     model: str
     images: tuple[ImageReceipt, ...]

@@ -1,5 +1,6 @@
-"""Products of many rows whose activations may be rounded to 8 bits, marked in a graph: those of a
-decoder that were asked for, on a CPU where that is faster (`kernels/cpu/tiled/octets.py`).
+"""Products of many rows whose activations may be rounded to 8 bits, marked in a graph where a user
+asked for it, on a CPU where that is faster (`kernels/cpu/tiled/octets.py`); and the plain weights
+of towers that are quantized for it.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import torch
 
 from mtmd.base.errors import OptionError
 from mtmd.kernels.backends.backend import Backend
-from mtmd.kernels.cpu.native.compile import host
+from mtmd.kernels.cpu.native.compile import compiler, host
 from mtmd.kernels.cpu.tiled import octets
 from mtmd.kernels.cpu.tiled.cpu import host_form
 from mtmd.kernels.cpu.tiled.many_rows import TYPES, form_of
 from mtmd.kernels.graph import Node, toposort
+from mtmd.kernels.quantization.blocks import BLOCKS
 
+TOWER = "Q8_0"  # of weights that are quantized here
 NOT_HERE = "activations int8: found {actual}, expected {expected}; leave the option out"
 
 
@@ -30,21 +33,50 @@ def check_device(backends: Sequence[Backend], dtype: torch.dtype) -> None:
 
 
 def check_weights(outputs: Sequence[Node]) -> None:
-    """Raises OptionError where no product but the last has a weight of small integers."""
+    """Raises OptionError where no product of these graphs is marked."""
+    if count(outputs):
+        return
     last = _last(outputs)
     products = [n for n in toposort(*outputs) if n.op == "matmul" and n not in last]
     kinds = sorted({str(node.attrs.get("quant") or "plain numbers") for node in products})
-    if octets.CENTERS.keys() & kinds:
-        return
     raise OptionError(
         f"activations int8: found weights in {', '.join(kinds)}, expected some in "
         f"{', '.join(octets.CENTERS)}; load with --weights Q4_K_M, or leave the option out"
     )
 
 
+def weights_to_quantize(outputs: Sequence[Node]) -> dict[str, str]:
+    """Return the plain weights [N, K] of a tower that its products would be faster with in blocks,
+    and the type of those. What anything else reads, and what the first and the last products read,
+    stays as it is: pixels and embeddings.
+    """
+    nodes, last = toposort(*outputs), _last(outputs)
+    behind = set[Node]()  # what is made of a product
+    chosen, others = set[Node](), set[Node]()
+    for node in nodes:
+        if multiplied := [n for n in node.operands if n in behind]:
+            behind.add(node)
+        weights = [n for n in node.operands if n.op == "weight"]
+        if any(len(w.shape) > 1 for w in weights):
+            behind.add(node)
+        w = node.inputs[1] if node.op == "matmul" else None
+        for one in weights:
+            is_chosen = one is w and node.inputs[0] in multiplied and node not in last
+            (chosen if is_chosen else others).add(one)
+    values = BLOCKS[TOWER].values
+    return {
+        node.name: TOWER
+        for node in nodes
+        if node in chosen - others
+        and node.dtype in TYPES
+        and len(node.shape) == 2
+        and node.shape[1] % values == 0
+    }
+
+
 def marked(outputs: Sequence[Node]) -> list[Node]:
     """The graph with `int8` set on every product of which that is faster, but the last of all,
-    whose results are logits.
+    whose results are logits or embeddings.
     """
     nodes, made = toposort(*outputs), dict[Node, Node]()
     last = _last(outputs)
@@ -65,18 +97,15 @@ def count(outputs: Sequence[Node]) -> int:
     return sum(1 for node in toposort(*outputs) if node.attrs.get("int8"))
 
 
-def count_as_fast(outputs: Sequence[Node]) -> int:
-    """Return how many products are not marked because this CPU multiplies their weights as fast
-    with activations in 16 bits: those of 8 bits where it adds no four products at a time.
+def count_in_7_bits(outputs: Sequence[Node]) -> int:
+    """Return how many of them round to 7 bits: where weights have 8, and the CPU does not add four
+    products at a time.
     """
-    last = _last(outputs)
     return sum(
         1
         for node in toposort(*outputs)
-        if node.op == "matmul"
-        and node not in last
-        and node.attrs.get("quant") in octets.CENTERS
-        and not node.attrs.get("int8")
+        if node.attrs.get("int8")
+        and octets.bits_of(node.attrs["quant"], compiler().cpu.has) == octets.FEWER
     )
 
 

@@ -27,6 +27,8 @@ LIMITS = {
 PACKED = 1e-7
 """The same of a product with quantized weights: a CPU keeps 16 bits of x, of each group's largest
 value (kernels/cpu/native/layouts.py)."""
+ROUNDED = 1e-3
+"""The same with x in 8 bits, or 7, of each group's largest value (kernels/cpu/tiled/octets.py)."""
 DEPTH = 300  # how much larger the error of a whole graph may be: what a step rounds, all others see
 ROWS = 256  # rows of an attention node that are checked: the reference's scores are rows x keys
 STEADY_RUNS = 3
@@ -69,7 +71,7 @@ def run_check(
         steady * 1e3,
         op_times(best),
         _native(executor, batch, dtype) if plan.native is not None else None,
-        {op: PACKED for op in judge.packed if LIMITS[dtype] < PACKED},
+        {op: limit for op, limit in judge.limits.items() if LIMITS[dtype] < limit},
     )
 
 
@@ -115,7 +117,7 @@ class _Judge:
     def __init__(self) -> None:
         self.first_nan: str | None = None
         self.worst: dict[str, tuple[float, str]] = {}
-        self.packed = set[str]()  # of those ops, what multiplies quantized weights
+        self.limits: dict[str, float] = {}  # of those ops, what multiplies quantized weights
 
     def __call__(self, node: Node, value: Tensor, inputs: list[Tensor | None]) -> None:
         if self.first_nan is None and not bool(torch.isfinite(value).all()):
@@ -135,8 +137,9 @@ class _Judge:
         )
         op = node.op
         if node.op != "embed" and any(k.endswith("quant") and v for k, v in node.attrs.items()):
-            op = f"{node.op}, quantized"
-            self.packed.add(op)
+            rounds = node.attrs.get("int8", False)
+            op = f"{node.op}, {'int8' if rounds else 'quantized'}"
+            self.limits[op] = ROUNDED if rounds else PACKED
         if not error <= self.worst.get(op, (-1.0, ""))[0]:
             self.worst[op] = error, node.name
 

@@ -109,15 +109,17 @@ class KVFacts:
 
 @dataclass(frozen=True)
 class ActivationFacts:
-    """Activations rounded to a `type` in products of many rows: in `products` of the decoder's.
-    `as_fast` are those whose weights this CPU multiplies as fast in 16 bits, so that nothing is
-    rounded.
+    """Activations rounded to a `type` in products of many rows: in `products` of one graph's, to 7
+    bits in `in_7_bits` of them, where weights have 8 and the CPU no instruction for both.
+    `quantized`: the type that its plain weights were quantized to for that, "" where none was.
     """
 
+    graph: str
     type: str
     products: int
     all_products: int
-    as_fast: int = 0
+    in_7_bits: int = 0
+    quantized: str = ""
 
 
 @dataclass(frozen=True)
@@ -474,7 +476,7 @@ class WarmupFacts:
     machine: MachineFacts | None = None
     adapters: tuple[AdapterFacts, ...] = ()
     kv: KVFacts | None = None
-    activations: ActivationFacts | None = None
+    activations: tuple[ActivationFacts, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:

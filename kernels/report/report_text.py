@@ -80,16 +80,15 @@ def _kv(report: WarmupFacts) -> Iterator[str]:
 
 
 def _activations(report: WarmupFacts) -> Iterator[str]:
-    if (facts := report.activations) is not None:
+    for facts in report.activations:
+        fewer = f", {facts.in_7_bits} of them in 7 bits" if facts.in_7_bits else ""
+        weights = f"; plain weights quantized to {facts.quantized}" if facts.quantized else ""
         yield (
-            f"activations: {facts.type} in {facts.products} of the decoder's {facts.all_products} "
-            "products with weights, where they have more than 24 rows"
+            f"activations: {facts.type} in {facts.products} of the {facts.graph}'s "
+            f"{facts.all_products} products with weights, where they have more than 24 rows{fewer}"
+            f"{weights}"
         )
-        if facts.as_fast:
-            yield (
-                f"activations: 16 bits in {facts.as_fast} products, whose weights have 8 bits: "
-                "this CPU multiplies them as fast so"
-            )
+    if report.activations:
         yield ""
 
 

@@ -409,6 +409,7 @@ class Subject:
             self.encoder.backends,
             dtype=self.dtype,
             flash_attn=flash_attn,
+            int8=self.encoder.int8,
             overrides=self.encoder.overrides,
             residency=self.encoder.residency,
         )

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+
+import torch
 
 from mtmd.checkpoint.checkpoint import RANDOM, Checkpoint
 from mtmd.checkpoint.requantized import Requantized
 from mtmd.kernels.checkpoint.canonical import PLAIN_KINDS, CanonicalWeights, Parameter
 from mtmd.kernels.checkpoint.mixtures import MIXTURES, PLAIN, tensor_types
 from mtmd.kernels.checkpoint.quantized.weights import QuantizedWeights
+from mtmd.kernels.graph import graph_input
+from mtmd.kernels.layers import AdaptedWeights
+from mtmd.kernels.plan.flash_choice import AttentionForm
 
 LOST_MAX = 1e-9  # an NMSE that no answer shows
 
@@ -21,12 +27,7 @@ def with_weights(checkpoint: Checkpoint, weights: str | None) -> Checkpoint:
     if weights is None or RANDOM in checkpoint.opened_from[:1]:
         return checkpoint
     source = checkpoint.text_weights
-    types = tensor_types(weights, source.shapes)
-    made = CanonicalWeights(
-        Requantized(source, types),
-        {name: Parameter(shape, (name,)) for name, shape in source.shapes.items()},
-        str(checkpoint.folder),
-    )
+    made = _requantized(checkpoint, source, tensor_types(weights, source.shapes))
     file_type = MIXTURES[weights].file_type
     return replace(
         checkpoint,
@@ -34,6 +35,38 @@ def with_weights(checkpoint: Checkpoint, weights: str | None) -> Checkpoint:
         weight_bytes=checkpoint.weight_bytes - source.bytes + made.bytes,
         file_type=-1 if file_type is None else file_type,
         weights=weights,
+    )
+
+
+def with_int8_towers(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint whose encoders have weights that products with activations in 8 bits
+    read: plain ones are quantized when they are read, others stay as they are.
+    """
+    from mtmd.kernels.plan.int8_products import weights_to_quantize  # loads LLVM
+
+    made, size = dict[str, CanonicalWeights](), checkpoint.weight_bytes
+    for part, family, source in (
+        ("vision_weights", checkpoint.vision, checkpoint.vision_weights),
+        ("audio_weights", checkpoint.audio, checkpoint.audio_weights),
+    ):
+        if family is None or source is None:
+            continue
+        tile = family.resolution.tile_type().shape
+        pixels = graph_input("inp.pixels", (1, *tile), torch.float32, lambda tiles: tiles)
+        weights = AdaptedWeights(source, ())
+        types = weights_to_quantize([family.graph(pixels, weights, AttentionForm())])
+        made[part] = changed = _requantized(checkpoint, source, types)
+        size += changed.bytes - source.bytes
+    return replace(checkpoint, **made, weight_bytes=size)
+
+
+def _requantized(
+    checkpoint: Checkpoint, source: CanonicalWeights, types: Mapping[str, str]
+) -> CanonicalWeights:
+    return CanonicalWeights(
+        Requantized(source, types),
+        {name: Parameter(shape, (name,)) for name, shape in source.shapes.items()},
+        str(checkpoint.folder),
     )
 
 

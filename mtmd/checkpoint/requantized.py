@@ -43,6 +43,11 @@ class Requantized:
         return self._source.file.files
 
     @property
+    def types(self) -> Mapping[str, str]:
+        """Return those of the tensors that change, by canonical name."""
+        return self._types
+
+    @property
     def source(self) -> CanonicalWeights:
         return self._source
 

@@ -19,7 +19,7 @@ from mtmd.checkpoint.checkpoint import Checkpoint
 from mtmd.checkpoint.headers import fetch_headers
 from mtmd.checkpoint.hub import HubUnreachable, check_name, is_demo
 from mtmd.checkpoint.open import open_checkpoint
-from mtmd.checkpoint.requantize import with_weights
+from mtmd.checkpoint.requantize import with_int8_towers, with_weights
 from mtmd.finding import find_checkpoint
 from mtmd.inspect.fit_facts import FitDevice, FitFacts
 from mtmd.inspect.fit_text import render_fit
@@ -52,7 +52,7 @@ NO_USE = (
         "split",
         "tp",
     ),
-    *("kernels", "vision_attention", "no_graphs", "activations"),
+    *("kernels", "vision_attention", "no_graphs"),
 )
 
 
@@ -102,6 +102,11 @@ def fit(
     context = settings.context or default_context(checkpoint.text)
     check_length(context, checkpoint, name)
     dtype = choose_dtype(_dtype(settings, backends), backends[0], checkpoint.weight_bytes)
+    if settings.activations == "int8":
+        from mtmd.kernels.plan import int8_products  # loads LLVM
+
+        int8_products.check_device(backends, dtype)
+        checkpoint = with_int8_towers(checkpoint)
     available = {d.name: d.usable_bytes for d in devices if d.usable_bytes is not None}
     ways = Ways(checkpoint, settings, context, dtype, backends, available, image, lazy=lazy)
     if image is not None and checkpoint.vision is None:

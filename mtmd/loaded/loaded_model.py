@@ -16,7 +16,7 @@ import torch
 from mtmd.base.errors import ModelError, OptionError, PromptError
 from mtmd.base.isolation.limits import available as can_isolate
 from mtmd.checkpoint.checkpoint import Checkpoint
-from mtmd.checkpoint.requantize import weights_note, with_weights
+from mtmd.checkpoint.requantize import weights_note, with_int8_towers, with_weights
 from mtmd.clip.encoder import AudioEncoder, Encoder
 from mtmd.clip.image.isolated import start as start_picture_workers
 from mtmd.clip.tasks import check_task, tasks_of
@@ -26,6 +26,7 @@ from mtmd.environment import launcher
 from mtmd.kernels.backends import Backend, backends_for, several_backends
 from mtmd.kernels.backends.side_stream import SideStream
 from mtmd.kernels.dtype import name_of
+from mtmd.kernels.graph import Node
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.kernels.report.facts import FitFacts, KVFacts, LayersFacts, Placement
 from mtmd.kernels.resources.threads import ask_threads, settle_cores
@@ -109,6 +110,7 @@ class LoadedModel:
             from mtmd.kernels.plan import int8_products  # loads LLVM
 
             int8_products.check_device(self.backends, self.dtype)
+            self.checkpoint = checkpoint = with_int8_towers(checkpoint)
         self.layout, made = self._lay_out(context)
         chosen, self.backends = self.options, list(self.layout.backends)
         self.ranks = self._start_ranks(context) if chosen.tp > 1 and group is None else None
@@ -116,13 +118,12 @@ class LoadedModel:
         self.encoder, self.runner, self.audio_encoder = made or make_graphs(
             checkpoint, chosen, context, self.dtype, self.layout, group
         )
-        self.activations = "auto"
-        """What products of many rows round them to: "int8" where any does, else "auto"."""
+        self.rounded: tuple[str, ...] = ()
+        """Graphs with products of many rows that round activations to 8 bits."""
         if chosen.activations == "int8":
-            graph = self.runner.graph(BatchShape(1))
-            int8_products.check_weights(graph)
-            if int8_products.count(graph):
-                self.activations = "int8"
+            graphs = self.product_graphs()
+            int8_products.check_weights([node for graph in graphs.values() for node in graph])
+            self.rounded = tuple(n for n, graph in graphs.items() if int8_products.count(graph))
         for encoder in self.encoders:
             _check_fit(encoder, checkpoint)
         if self.encoder:
@@ -145,6 +146,24 @@ class LoadedModel:
         self._placements: dict[Any, tuple[Placement, ...]] = {}
         self._check_overrides(self.layout.overrides(chosen.override_tensor))
         self.admission.check(lambda: what_fits(self._way))
+
+    def product_graphs(self) -> dict[str, list[Node]]:
+        """Return the graphs of one tile and of one token, by name."""
+        graphs = {
+            one.name: [one.graph(1, one.family.resolution.tile_type().shape)]
+            for one in self.encoders
+        }
+        return {**graphs, "decoder": self.runner.graph(BatchShape(1))}
+
+    @property
+    def activations(self) -> str:
+        """Return what products of many rows round activations to: "int8", with the graphs that do
+        where others do not, or "auto", where none does.
+        """
+        if not self.rounded:
+            return "auto"
+        every = len(self.rounded) == len(self.encoders) + 1
+        return "int8" if every else f"int8 ({', '.join(self.rounded)})"
 
     def _lay_out(self, context: int) -> tuple[Layout, Graphs | None]:
         """Lay the model out as requested; by `fit`, which is then as if its choice had been asked

@@ -11,6 +11,7 @@ from mtmd.base.cores import OthersWatch
 from mtmd.base.text import mib, plural
 from mtmd.base.throttling import ThrottleWatch
 from mtmd.checkpoint.requantize import weights_note
+from mtmd.checkpoint.requantized import Requantized
 from mtmd.clip.encoder import TowerEncoder
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.warmup import check_encoder, encoder_graphs, preprocessing_facts
@@ -18,7 +19,9 @@ from mtmd.kernels.backends import Backend, Limited
 from mtmd.kernels.backends.torch_device import TorchDevice
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.gpu.ahead.compilations import ahead
+from mtmd.kernels.graph import toposort
 from mtmd.kernels.report.facts import (
+    ActivationFacts,
     AdapterFacts,
     Check,
     DequantizedTensor,
@@ -30,7 +33,7 @@ from mtmd.kernels.report.machine_facts import computing_threads, machine_facts
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.default_device import made_on_the_host
 from mtmd.llm.engine.speculation import refusal
-from mtmd.llm.warmup import activation_facts, check_decoder, decoder_graphs, measure_rows
+from mtmd.llm.warmup import check_decoder, decoder_graphs, measure_rows
 from mtmd.loaded.device_and_dtype import device_name
 from mtmd.loaded.loaded_model import LoadedModel
 from mtmd.loaded.programs import Progress, make_programs
@@ -85,7 +88,7 @@ def warmup_report(
         lacks=by_torch.lacks if by_torch else None,
         adapters=_adapters(loaded),
         kv=loaded.kv,
-        activations=activation_facts(runner) if runner.int8 else None,
+        activations=_activations(loaded),
     )
     if report.ranks is not None:
         watch = None  # the other ranks, which are processes, would be taken for others
@@ -215,6 +218,33 @@ def _adapters(loaded: LoadedModel) -> tuple[AdapterFacts, ...]:
             sum(part.bytes(loaded.dtype) for part in one.parts),
         )
         for one in loaded.checkpoint.adapters
+    )
+
+
+def _activations(loaded: LoadedModel) -> tuple[ActivationFacts, ...]:
+    """Return how many products of each graph round activations to 8 bits, where that was asked
+    for.
+    """
+    if not loaded.rounded:
+        return ()
+    from mtmd.kernels.plan.int8_products import count, count_in_7_bits  # loads LLVM
+
+    weights = loaded.checkpoint.vision_weights, loaded.checkpoint.audio_weights
+    quantized = {
+        part: ", ".join(sorted(set(made.file.types.values())))
+        for part, made in zip(("encoder", "audio encoder"), weights, strict=True)
+        if made is not None and isinstance(made.file, Requantized)
+    }
+    return tuple(
+        ActivationFacts(
+            name,
+            "int8",
+            count(graph),
+            sum(1 for node in toposort(*graph) if node.op == "matmul"),
+            count_in_7_bits(graph),
+            quantized.get(name, ""),
+        )
+        for name, graph in loaded.product_graphs().items()
     )
 
 

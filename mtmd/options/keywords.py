@@ -76,9 +76,10 @@ class LoadKeywords(TypedDict, total=False):
     """
 
     activations: Literal["auto", "int8"] | None
-    """type to which activations are rounded in products of more than 24 rows with quantized
-    weights of the decoder, which read prompts: int8 (faster on CPUs without AMX, less exact;
-    docs/running.md) or auto (nothing that makes them less exact).
+    """type to which activations are rounded in products of more than 24 rows, which read prompts
+    and pictures: int8 (faster on CPUs without AMX, less exact; the decoder's quantized
+    weights stay as they are, an encoder's plain ones are quantized to 8 bits when they are
+    loaded; docs/running.md) or auto (nothing that makes them less exact).
     """
 
     override_tensor: str | Sequence[str] | None

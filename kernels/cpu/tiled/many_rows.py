@@ -62,7 +62,7 @@ def call(
     sizes = panel, run, -(-rows // run), results, rest, block
     more = (add, gated) if add or gated else ()
     address = compile_kernel(product.emit_product, kind, form, x, bias or x, *more)
-    return Call(address, sizes, units, scratch, _prepared(form, x))
+    return Call(address, sizes, units, scratch, _prepared(kind, form, x))
 
 
 def form_of(kind: str, x: str, int8: bool = False) -> product.Form:
@@ -76,10 +76,10 @@ def form_of(kind: str, x: str, int8: bool = False) -> product.Form:
     return in_words(form, cpu) if takes(kind) else form
 
 
-def _prepared(form: product.Form, x: str) -> words.Prepared | None:
+def _prepared(kind: str, form: product.Form, x: str) -> words.Prepared | None:
     """Return what lays x out for products of a form; None where they read x as it lies."""
     if form[0] == "octets":
-        return octets.prepared(x)
+        return octets.prepared(x, octets.bits_of(kind, compiler().cpu.has))
     return words.prepared(x) if form[0] == "words" else None
 
 

@@ -28,8 +28,8 @@ from mtmd.kernels.cpu.native.layouts import madd, quantized
 from mtmd.kernels.cpu.tiled.codes import FORMS, ROWS, RUN
 from mtmd.kernels.cpu.tiled.words import Prepared, add_scaled
 
-LIMIT = 127  # of x
-MORE = 128  # what makes x a number without a sign
+EXACT = 8  # bits of x
+FEWER = 7  # bits of x whose products with weights of 8 bits can be added in twos in 16 bits
 FOUR = 4  # numbers whose products an instruction adds
 UNROLLED = 2  # fours
 CODES_BYTES = RUN * ROWS
@@ -42,12 +42,11 @@ class Center:
     less: int
     largest: int
 
-    @property
-    def steps(self) -> int:
-        """Return how many products of two numbers each a 16-bit integer holds the sum of, a power
-        of two; 0 where it does not hold one.
+    def steps(self, bits: int) -> int:
+        """Return how many products of two numbers each, with x in so many bits, a 16-bit integer
+        holds the sum of, a power of two; 0 where it does not hold one.
         """
-        count = 32767 // (2 * (MORE + LIMIT) * self.largest)
+        count = 32767 // (2 * (_more(bits) + _limit(bits)) * self.largest)
         return 1 << count.bit_length() - 1 if count else 0
 
 
@@ -76,8 +75,6 @@ def in_octets(
     """
     if kind not in CENTERS or why_not(form, cpu) is not None:
         return None
-    if not CENTERS[kind].steps and not _has_dots(cpu.has):
-        return None
     return ("octets", 16, 8, 2) if form[1] == 16 else ("octets", 8, 4, 2)
 
 
@@ -92,6 +89,21 @@ def why_not(form: tuple[str, int, int, int] | None, cpu: Cpu) -> str | None:
     return None
 
 
+def bits_of(kind: str, has: Callable[[str], bool]) -> int:
+    """Return the bits of x in products with a type of weight, on a CPU that has these features."""
+    return EXACT if _has_dots(has) or CENTERS[kind].steps(EXACT) else FEWER
+
+
+def _limit(bits: int) -> int:
+    """Return the largest number of so many bits."""
+    return (1 << bits - 1) - 1
+
+
+def _more(bits: int) -> int:
+    """Return what makes x a number without a sign."""
+    return 1 << bits - 1
+
+
 def _has_dots(has: Callable[[str], bool]) -> bool:
     return has("avx512vnni") or has("avxvnni")
 
@@ -102,8 +114,9 @@ def step_bytes(kind: str) -> int:
     return CODES_BYTES + 4 * ROWS * codes.groups * (2 + codes.minimum)
 
 
-def prepared(dtype: str) -> Prepared:
-    return Prepared(compile_kernel(emit_prepare, dtype), f"octets {dtype}", octets_bytes)
+def prepared(dtype: str, bits: int) -> Prepared:
+    address = compile_kernel(emit_prepare, dtype, bits)
+    return Prepared(address, f"octets {dtype} {bits}", octets_bytes)
 
 
 def octets_bytes(rows: int, width: int) -> int:
@@ -111,7 +124,7 @@ def octets_bytes(rows: int, width: int) -> int:
     return rows * (width // RUN) * (RUN + 4 + 8)
 
 
-def emit_prepare(e: Emitter, dtype: str) -> None:
+def emit_prepare(e: Emitter, dtype: str, bits: int) -> None:
     """args: x, its row stride in elements, what is prepared (aligned to 64), width, rows. Units:
     rows.
     """
@@ -120,9 +133,9 @@ def emit_prepare(e: Emitter, dtype: str) -> None:
     scales, sums = _behind(to, rows, steps)
     with e.loop(e.first, e.last) as row, e.loop(0, steps) as step:
         values = [e.read(x, dtype, row * stride + step * RUN + i, half) for i in (0, half)]
-        scale, integers = quantized(e, values, LIMIT)
+        scale, integers = quantized(e, values, _limit(bits))
         slot = row * steps + step
-        whole = (integers[0].concat(integers[1]) + MORE).trunc(I8)
+        whole = (integers[0].concat(integers[1]) + _more(bits)).trunc(I8)
         e.store(to, whole, slot * RUN, align=RUN)
         e.store(scales, scale, slot)
         for i, some in enumerate(integers):
@@ -148,7 +161,7 @@ def lay_step(
     codes, center, half = FORMS[kind], CENTERS[kind], ROWS // 2
     fours = RUN // FOUR // codes.groups
     begins, scales, minima = (CODES_BYTES + 4 * ROWS * codes.groups * n for n in range(3))
-    ones = e.const(vec(I8, FOUR * half), 1)
+    ones, more = e.const(vec(I8, FOUR * half), 1), _more(bits_of(kind, e.has))
     for first in (0, half):
         rows = [
             codes.whole(e, block, run, center.less).trunc(I8).bits(vec(I32, half))
@@ -163,7 +176,7 @@ def lay_step(
                 both = pairs(e, ones, column.bits(ones.type))
                 total = both if total is None else total + both
             assert total is not None
-            less = madd(e, total, e.const(total.type, -MORE))
+            less = madd(e, total, e.const(total.type, -more))
             e.store(to.at(begins + 4 * (ROWS * group + first)), less, align=4 * half)
     for group in range(codes.groups):
         here = to.at(4 * ROWS * group)
@@ -197,7 +210,7 @@ class Octets:
 
     def __init__(self, e: Emitter, kind: str, numbers: Value, rows: Value, steps: Value):
         self.e, self.codes, self.step, self.steps = e, FORMS[kind], step_bytes(kind), steps
-        self.center, self.numbers = CENTERS[kind], numbers
+        self.once, self.numbers = CENTERS[kind].steps(bits_of(kind, e.has)), numbers
         self.scales, self.sums = _behind(numbers, rows, steps)
 
     def multiply(
@@ -223,8 +236,11 @@ class Octets:
                 if _has_dots(e.has):
                     with e.loop(first, last, UNROLLED) as at:
                         self._products(totals, slots, here, at, UNROLLED)
+                elif self.once == 1:  # all at once, as AVX2 is 1.25 times as fast then
+                    ones = e.const(vec(I16, 2 * lanes), 1)
+                    self._products(totals, slots, here, e.i64(first), fours, ones)
                 else:
-                    once = min(fours, self.center.steps)
+                    once = min(fours, self.once)
                     with e.loop(first, last, once) as at:
                         self._in_16_bits(totals, slots, here, at, once)
                 xs, behind = (self.scales, self.sums), CODES_BYTES + 4 * ROWS * codes.groups
@@ -237,18 +253,25 @@ class Octets:
         e, lanes = self.e, totals[0][0].get().lanes
         kind = vec(I16, 2 * lanes)
         halves = [[e.var(kind, e.const(kind, 0)) for _ in panels] for _ in slots]
-        unrolled = min(once, UNROLLED)
-        with e.loop(first, first + once, unrolled) as at:
-            self._products(halves, slots, panels, at, unrolled)
+        with e.loop(first, first + once, UNROLLED) as at:
+            self._products(halves, slots, panels, at, UNROLLED)
         ones = e.const(kind, 1)
         for line, others in zip(totals, halves, strict=True):
             for total, half in zip(line, others, strict=True):
                 total.set(total.get() + madd(e, half.get(), ones))
 
     def _products(
-        self, sums: Sums, slots: list[Value], panels: list[Value], first: Value, count: int
+        self,
+        sums: Sums,
+        slots: list[Value],
+        panels: list[Value],
+        first: Value,
+        count: int,
+        ones: Value | None = None,
     ) -> None:
-        """Add so many fours to sums, of 32 or of 16 bits."""
+        """Add so many fours to sums, of 32 or of 16 bits; to those of 32 by way of 16, with
+        `ones`.
+        """
         e, one = self.e, sums[0][0].get()
         direct = scalar_of(one.type) == I32
         lanes = one.lanes if direct else one.lanes // 2
@@ -262,4 +285,7 @@ class Octets:
                 x = x.splat(lanes).bits(vec(I8, 4 * lanes))
                 for total, w in zip(line, ws, strict=True):
                     last = total.get()
-                    total.set(dots(e, x, w, last) if direct else last + pairs(e, x, w))
+                    if ones is not None:
+                        total.set(last + madd(e, pairs(e, x, w), ones))
+                    else:
+                        total.set(dots(e, x, w, last) if direct else last + pairs(e, x, w))

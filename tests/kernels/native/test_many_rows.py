@@ -40,7 +40,7 @@ NEEDS = {
 }
 
 
-EACH_WAY_IN_8_BITS = [  # products added in 16 bits sixteen at a time, eight, four, two, and none
+EACH_WAY_IN_8_BITS = [  # products added in 16 bits sixteen at a time, eight, four, two, and, x in 7
     (kind, torch.float32) for kind in ("Q2_K", "Q4_0", "Q4_1", "MXFP4", "Q5_K", "Q8_0", "U8_64")
 ]
 
@@ -62,18 +62,18 @@ def nmse(
     out = torch.full((rows, outer), torch.nan, dtype=dtype)
     many_rows.multiply(kind, x, w, bias, out, int8)
     if int8 and many_rows.form_of(kind, many_rows.TYPES[dtype], True)[0] == "octets":
-        x = in_8_bits(x.float())
+        x = in_bits(x.float(), octets.bits_of(kind, compile.compiler().cpu.has))
     expected = F.linear(x.double(), numbers, None if bias is None else bias.double())
     power = x.double().square().mean() * numbers.square().mean() * width + expected.square().mean()
     return float((out.double() - expected).square().mean(1).amax() / power)
 
 
-def in_8_bits(x: torch.Tensor) -> torch.Tensor:
-    """x, float32, rounded as products in 8 bits do, in float64."""
-    runs = x.view(len(x), -1, 32)
+def in_bits(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """x, float32, rounded as products in so many bits do, in float64."""
+    runs, limit = x.view(len(x), -1, 32), 2 ** (bits - 1) - 1
     largest = runs.abs().amax(2, keepdim=True)
-    rounded = (runs * (torch.tensor(127.0) / largest)).round().double()
-    return (rounded * (largest * (1 / 127)).double()).view(x.shape)
+    rounded = (runs * (torch.tensor(float(limit)) / largest)).round().double()
+    return (rounded * (largest * (1 / limit)).double()).view(x.shape)
 
 
 @pytest.mark.parametrize("kind", sorted(NATIVE))
@@ -112,8 +112,7 @@ def test_the_forms_of_other_cpus(name, monkeypatch, tmp_path):
     for kind, dtype in (("Q4_K", torch.bfloat16), ("Q6_K", torch.float32), *EACH_WAY_IN_8_BITS):
         assert nmse(kind, 37, 67, 2, dtype, int8=True) <= limit_of(kind, dtype, int8=True)
     assert many_rows.form_of("Q4_0", "f32", True)[0] == "octets"
-    by_dots = many_rows.form_of("Q8_0", "f32", True)[0] == "octets"
-    assert by_dots == ("VNNI" in name)
+    assert octets.bits_of("Q8_0", target.has) == (8 if "VNNI" in name else 7)
     in_words = many_rows.form_of("Q2_K", "f32")[0] == "words"
     assert in_words == (name in ("AVX-512 VNNI", "AVX-VNNI", "AVX2"))
     assert many_rows.form_of("NF4_64", "f32")[0] == many_rows.form_of("F8_64", "f32")[0] == "single"

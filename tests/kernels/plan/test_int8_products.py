@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from mtmd.base.errors import OptionError
+from mtmd.bench.shapes import random_checkpoint
+from mtmd.kernels import ops
 from mtmd.kernels.cpu import quant_matmul
 from mtmd.kernels.cpu.native.compile import Cpu, host
 from mtmd.kernels.cpu.tiled import many_rows, octets
 from mtmd.kernels.cpu.tiled.cpu import host_form
 from mtmd.kernels.gpu.quant_matmul.cases import random_blocks
-from mtmd.kernels.graph import toposort
+from mtmd.kernels.graph import Node, Type, graph_input, toposort
+from mtmd.kernels.layers import Weights
 from mtmd.kernels.plan import int8_products
 from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.runner import Runner
 from mtmd.llm.engine.spans import Span
 from mtmd.loading import load
+from mtmd.model import Model
+from mtmd.options.load import LoadOptions
 
 HERE = octets.why_not(host_form("f32"), host()) is None
 PICTURE = Path(__file__).parents[3] / "examples" / "one.png"
 needs_it = pytest.mark.skipif(not HERE, reason="no product is faster in 8 bits on this CPU")
+
+
+def random_text(**chosen: Any) -> Model:
+    """A decoder alone, with random weights in BF16."""
+    return Model(random_checkpoint("smollm2-135m", "BF16"), LoadOptions(threads=1, **chosen))
 
 
 def read(runner: Runner, tokens: int) -> torch.Tensor:
@@ -65,24 +76,20 @@ def test_what_is_rounded_is_reported() -> None:
 
 
 @needs_it
-def test_weights_that_16_bits_multiply_as_fast_are_read_as_before(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("has_dots", [False, True])
+def test_weights_of_8_bits_take_7_bits_without_an_instruction_for_both(
+    has_dots: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(octets, "_has_dots", lambda _: False)
-    with (
-        load("demo", threads=1, weights="Q8_0", dtype="fp32") as plain,
-        load("demo", threads=1, weights="Q8_0", dtype="fp32", activations="int8") as same,
-    ):
-        graph = same.runner.graph(BatchShape(1))
-        products = sum(1 for node in toposort(*graph) if node.op == "matmul")
-        assert int8_products.count(graph) == 0
-        assert 0 < int8_products.count_as_fast(graph) < products
-        assert torch.equal(read(plain.runner, 60), read(same.runner, 60))
-        told = str(same.warmup_report)
-        assert f"activations: int8 in 0 of the decoder's {products} products" in told
-        assert f"16 bits in {int8_products.count_as_fast(graph)} products" in told
-        receipt = same.answer(PICTURE, "How many?", max_tokens=2).receipt
-        assert receipt.activations == "auto" and "activations" not in str(receipt)
+    monkeypatch.setattr(octets, "_has_dots", lambda _: has_dots)
+    with load("demo", threads=1, weights="Q8_0", dtype="fp32", activations="int8") as model:
+        graph = model.runner.graph(BatchShape(1))
+        rounded = int8_products.count(graph)
+        assert rounded > 0
+        assert int8_products.count_in_7_bits(graph) == (0 if has_dots else rounded)
+        facts = model.warmup_report.activations[-1]
+        assert (facts.graph, facts.products) == ("decoder", rounded)
+        said = f", {rounded} of them in 7 bits" in str(model.warmup_report)
+        assert said is not has_dots
 
 
 @needs_it
@@ -104,17 +111,70 @@ def test_a_cpu_where_nothing_is_gained() -> None:
     vnni = Cpu("x86-64-v4", "+avx512f,+avx512bw,+avx512vnni")
     assert octets.why_not(("pairs", 16, 8, 2), vnni) is None
     assert octets.in_octets("Q8_0", ("pairs", 16, 8, 2), vnni) == ("octets", 16, 8, 2)
-    assert octets.in_octets("Q8_0", ("single", 8, 4, 2), Cpu("x86-64-v3", "+avx2")) is None
+    avx2 = Cpu("x86-64-v3", "+avx2")
+    assert octets.in_octets("Q8_0", ("single", 8, 4, 2), avx2) == ("octets", 8, 4, 2)
+    assert [octets.bits_of(kind, avx2.has) for kind in ("Q4_0", "Q6_K", "Q8_0")] == [8, 8, 7]
+    assert octets.bits_of("Q8_0", vnni.has) == 8
     assert octets.in_octets("NF4_64", ("single", 16, 8, 2), vnni) is None
 
 
 def test_the_option_is_refused_where_it_would_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     if HERE:
         with pytest.raises(OptionError, match="found weights in plain numbers, expected some in"):
-            load("demo", threads=1, activations="int8")
+            random_text(activations="int8")
     monkeypatch.setattr(int8_products, "host_form", lambda _: ("tiles", 16, 8, 2))
     with pytest.raises(
         OptionError,
         match=r"activations int8: found this CPU, but its AMX .*, expected one with AVX2",
     ):
         load("demo", threads=1, weights="Q4_0", activations="int8")
+
+
+def tower(source: StoredTower) -> Node:
+    """A patch embedding, a layer whose table and products have weights of their own, and the
+    projector.
+    """
+    weights = Weights(source, torch.float32)
+    pixels = graph_input("pixels", (1, 64, 64), torch.float32, lambda x: x)
+    x = weights.linear(pixels, "patch")
+    x = ops.add(x, weights.tensor("position.weight"), name="x")
+    y = weights.linear(x, "up")
+    y = weights.linear(y, "narrow")
+    y = weights.linear(y, "down")
+    x = weights.linear(ops.add(x, y, name="y"), "shared")
+    x = ops.add(x, weights.tensor("shared.weight"), name="z")
+    return weights.linear(weights.linear(x, "first_mlp"), "projector")
+
+
+SHAPES = {
+    "patch": (64, 64),
+    "position": (64, 64),
+    "up": (96, 64),
+    "narrow": (24, 96),
+    "down": (64, 24),
+    "shared": (64, 64),
+    "first_mlp": (96, 64),
+    "projector": (32, 96),
+}
+
+
+class StoredTower:
+    def type_of(self, name: str, dtype: torch.dtype) -> Type:
+        return Type.contiguous(SHAPES[name.removesuffix(".weight")], dtype)
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(self.type_of(name, dtype).shape, dtype=dtype)
+
+    def quant(self, name: str) -> str | None:  # noqa: ARG002
+        return None
+
+    def order(self, name: str) -> str | None:  # noqa: ARG002
+        return None
+
+
+def test_weights_of_a_tower_that_are_quantized() -> None:
+    """Neither the first product's nor the last one's, none that something else reads, none whose
+    rows are no whole blocks.
+    """
+    chosen = int8_products.weights_to_quantize([tower(StoredTower())])
+    assert chosen == {f"{name}.weight": "Q8_0" for name in ("up", "narrow", "first_mlp")}
