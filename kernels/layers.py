@@ -14,6 +14,7 @@ from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.adapter import A, Adapter, B
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Node, Type, WeightSource, weight
+from mtmd.kernels.quantization.blocks import BLOCKS
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Weights:
         self.applied: Sequence[AppliedAdapter] = ()
         self.only: Collection[int] | None = None
         self._ordered: dict[tuple[Node, str], Node] = {}
+        self._whole: dict[tuple[Node, str], Node] = {}
         if isinstance(source, AdaptedWeights):  # nodes of all graphs are of one source
             self.source, self.applied, self.only = source.base, source.applied, source.only
 
@@ -72,7 +74,7 @@ class Weights:
         x [..., K], at.weight [N, K], quantized or not, at.bias [N] -> [..., N]
         """
         y = ops.matmul(
-            self._in_order(x, f"{at}.weight"),
+            self._filled(self._in_order(x, f"{at}.weight"), f"{at}.weight"),
             self.tensor(f"{at}.weight"),
             self.tensor(f"{at}.bias") if bias else None,
             **self._quant(f"{at}.weight"),
@@ -141,6 +143,24 @@ class Weights:
             taken = ops.take_rows(columns, at, name=order)
             self._ordered[x, order] = ops.reshape(taken, shape=x.shape, name=f"{order}.rows")
         return self._ordered[x, order]
+
+    def _filled(self, x: Node, name: str) -> Node:
+        """x [..., K] up to whole blocks of a parameter, where its rows are filled up with zeros: by
+        its own last columns, which leave the groups' largest values as they are.
+        """
+        kind = self.quant(name)
+        if kind is None:
+            return x
+        block, width = BLOCKS[kind], x.shape[-1]
+        count = self.source.type_of(name, self.dtype).shape[-1] // block.bytes * block.values
+        more = count - width
+        if not 0 < more < min(block.values, width):
+            return x
+        if (x, kind) not in self._whole:
+            last = ops.columns(x, start=width - more, stop=width, name=f"{x.name}.last")
+            axis = len(x.shape) - 1
+            self._whole[x, kind] = ops.concat(x, last, axis=axis, name=f"{x.name}.whole")
+        return self._whole[x, kind]
 
     def _low_rank(self, adapter: Adapter, name: str) -> tuple[Node, Node]:
         return weight(name + A, adapter, self.dtype), weight(name + B, adapter, self.dtype)

@@ -20,6 +20,7 @@ from mtmd.kernels.graph import Node, toposort
 from mtmd.kernels.quantization.blocks import BLOCKS
 
 TOWER = "Q8_0"  # of weights that are quantized here
+WORTH = 64  # numbers of a row for each that fills it up to whole blocks
 NOT_HERE = "activations int8: found {actual}, expected {expected}; leave the option out"
 
 
@@ -70,7 +71,7 @@ def weights_to_quantize(outputs: Sequence[Node]) -> dict[str, str]:
         if node in chosen - others
         and node.dtype in TYPES
         and len(node.shape) == 2
-        and node.shape[1] % values == 0
+        and -node.shape[1] % values * WORTH <= node.shape[1]
     }
 
 

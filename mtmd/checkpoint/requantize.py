@@ -63,11 +63,9 @@ def with_int8_towers(checkpoint: Checkpoint) -> Checkpoint:
 def _requantized(
     checkpoint: Checkpoint, source: CanonicalWeights, types: Mapping[str, str]
 ) -> CanonicalWeights:
-    return CanonicalWeights(
-        Requantized(source, types),
-        {name: Parameter(shape, (name,)) for name, shape in source.shapes.items()},
-        str(checkpoint.folder),
-    )
+    file = Requantized(source, types)
+    parameters = {name: Parameter(file.meta(name)[0], (name,)) for name in file.names()}
+    return CanonicalWeights(file, parameters, str(checkpoint.folder))
 
 
 def weights_note(checkpoint: Checkpoint) -> str:

@@ -20,7 +20,8 @@ class Requantized:
     """A `WeightFile` of the parameters of another, under their canonical names and shapes, some of
     them in other types. One tensor at a time is in memory.
 
-    What the source has in blocks of the requested type already is passed on as it is.
+    What the source has in blocks of the requested type already is passed on as it is. Rows that
+    are no whole blocks are filled up with zeros.
     """
 
     canonical = True
@@ -74,7 +75,10 @@ class Requantized:
         return self._source.shapes
 
     def meta(self, name: str) -> tuple[Shape, torch.dtype]:
-        return self._source.shapes[name], DTYPES.get(self.kind(name), torch.uint8)
+        shape, kind = self._source.shapes[name], self.kind(name)
+        if kind in BLOCKS:
+            shape = (*shape[:-1], shape[-1] + -shape[-1] % BLOCKS[kind].values)
+        return shape, DTYPES.get(kind, torch.uint8)
 
     def kind(self, name: str) -> str:
         if name in self._types:
@@ -103,6 +107,7 @@ class Requantized:
         if kind not in BLOCKS:
             return self._plain.read(name, DTYPES[kind])
         values = self._plain.read(name, torch.float32)
+        values = torch.nn.functional.pad(values, (0, self.meta(name)[0][-1] - values.shape[-1]))
         rows = quantize(values, kind, self._importance.get(name))
         if self._was_quantized(name):
             lost = dequantize(rows, kind).sub_(values)

@@ -153,10 +153,10 @@ class LoadOptions:
     activations: str = option(
         "auto",
         one_of("auto", "int8", metavar="TYPE"),
-        "type to which activations are rounded in products of more than 24 rows, which read prompts "
-        "and pictures: int8 (faster on CPUs without AMX, less exact; the decoder's quantized "
-        "weights stay as they are, an encoder's plain ones are quantized to 8 bits when they are "
-        "loaded; docs/running.md) or auto (nothing that makes them less exact)",
+        "type to which activations are rounded in products of more than 24 rows, which read "
+        "prompts and pictures: int8 (faster on CPUs without AMX, less exact; the decoder's "
+        "quantized weights stay as they are, an encoder's plain ones are quantized to 8 bits when "
+        "they are loaded; docs/running.md) or auto (nothing that makes them less exact)",
         preset=True,
     )
     override_tensor: tuple[str, ...] = option(

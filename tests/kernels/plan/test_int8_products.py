@@ -149,8 +149,8 @@ def tower(source: StoredTower) -> Node:
 SHAPES = {
     "patch": (64, 64),
     "position": (64, 64),
-    "up": (96, 64),
-    "narrow": (24, 96),
+    "up": (1040, 64),
+    "narrow": (24, 1040),
     "down": (64, 24),
     "shared": (64, 64),
     "first_mlp": (96, 64),
@@ -174,7 +174,7 @@ class StoredTower:
 
 def test_weights_of_a_tower_that_are_quantized() -> None:
     """Neither the first product's nor the last one's, none that something else reads, none whose
-    rows are no whole blocks.
+    rows are far from whole blocks.
     """
     chosen = int8_products.weights_to_quantize([tower(StoredTower())])
     assert chosen == {f"{name}.weight": "Q8_0" for name in ("up", "narrow", "first_mlp")}
