@@ -52,18 +52,15 @@ def weights_to_quantize(outputs: Sequence[Node]) -> dict[str, str]:
     stays as it is: pixels and embeddings.
     """
     nodes, last = toposort(*outputs), _last(outputs)
-    behind = set[Node]()  # what is made of a product
-    chosen, others = set[Node](), set[Node]()
+    behind, chosen, others = set[Node](), set[Node](), set[Node]()
     for node in nodes:
-        if multiplied := [n for n in node.operands if n in behind]:
-            behind.add(node)
         weights = [n for n in node.operands if n.op == "weight"]
-        if any(len(w.shape) > 1 for w in weights):
-            behind.add(node)
-        w = node.inputs[1] if node.op == "matmul" else None
         for one in weights:
-            is_chosen = one is w and node.inputs[0] in multiplied and node not in last
+            x, w = (*node.inputs, None)[:2]
+            is_chosen = node.op == "matmul" and w is one and x in behind and node not in last
             (chosen if is_chosen else others).add(one)
+        if behind.intersection(node.operands) or any(len(w.shape) > 1 for w in weights):
+            behind.add(node)  # the first product, or what is made of it
     values = BLOCKS[TOWER].values
     return {
         node.name: TOWER
