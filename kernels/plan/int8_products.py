@@ -52,20 +52,22 @@ def weights_to_quantize(outputs: Sequence[Node]) -> dict[str, str]:
     stays as it is: pixels and embeddings.
     """
     nodes, last = toposort(*outputs), _last(outputs)
-    behind, chosen, others = set[Node](), set[Node](), set[Node]()
+    behind, chosen, others = set[Node](), dict[str, Node](), set[str]()
     for node in nodes:
         weights = [n for n in node.operands if n.op == "weight"]
         for one in weights:
             x, w = (*node.inputs, None)[:2]
-            is_chosen = node.op == "matmul" and w is one and x in behind and node not in last
-            (chosen if is_chosen else others).add(one)
+            if node.op == "matmul" and w is one and x in behind and node not in last:
+                chosen[one.name] = one
+            else:
+                others.add(one.name)
         if behind.intersection(node.operands) or any(len(w.shape) > 1 for w in weights):
             behind.add(node)  # the first product, or what is made of it
     values = BLOCKS[TOWER].values
     return {
-        node.name: TOWER
-        for node in nodes
-        if node in chosen - others
+        name: TOWER
+        for name, node in chosen.items()
+        if name not in others
         and node.dtype in TYPES
         and len(node.shape) == 2
         and -node.shape[1] % values * WORTH <= node.shape[1]

@@ -34,7 +34,7 @@ needs_it = pytest.mark.skipif(not HERE, reason="no product is faster in 8 bits o
 
 def random_text(**chosen: Any) -> Model:
     """A decoder alone, with random weights in BF16."""
-    return Model(random_checkpoint("smollm2-135m", "BF16"), LoadOptions(threads=1, **chosen))
+    return Model(random_checkpoint("qwen3-0.6b", "BF16"), LoadOptions(threads=1, **chosen))
 
 
 def read(runner: Runner, tokens: int) -> torch.Tensor:
