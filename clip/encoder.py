@@ -197,9 +197,9 @@ class TowerEncoder:
         """The graph with products that round activations, where that was asked for."""
         if not self.int8:
             return embeddings
-        from mtmd.kernels.plan.int8_products import marked  # loads LLVM
+        from mtmd.kernels.plan.int8_products import TOWER_BITS, marked  # loads LLVM
 
-        return marked([embeddings])[0]
+        return marked([embeddings], TOWER_BITS)[0]
 
     def _evaluated(self, node: Node) -> Tensor:
         """A value that is made of weights alone."""

@@ -110,8 +110,9 @@ class KVFacts:
 @dataclass(frozen=True)
 class ActivationFacts:
     """Activations rounded to a `type` in products of many rows: in `products` of one graph's, to 7
-    bits in `in_7_bits` of them, where weights have 8 and the CPU no instruction for both.
-    `quantized`: the type that its plain weights were quantized to for that, "" where none was.
+    bits in `in_7_bits` of them, where weights have 8 and the CPU no instruction for both;
+    `in_16_bits` are others of such weights, which a decoder does not round so. `quantized`: the
+    type that its plain weights were quantized to for that, "" where none was.
     """
 
     graph: str
@@ -119,6 +120,7 @@ class ActivationFacts:
     products: int
     all_products: int
     in_7_bits: int = 0
+    in_16_bits: int = 0
     quantized: str = ""
 
 

@@ -88,6 +88,11 @@ def _activations(report: WarmupFacts) -> Iterator[str]:
             f"{facts.all_products} products with weights, where they have more than 24 rows{fewer}"
             f"{weights}"
         )
+        if facts.in_16_bits:
+            yield (
+                f"activations: 16 bits in {facts.in_16_bits} of the {facts.graph}'s products, "
+                "whose weights have 8 bits: this CPU would take 7"
+            )
     if report.activations:
         yield ""
 

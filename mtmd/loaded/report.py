@@ -225,9 +225,9 @@ def _activations(loaded: LoadedModel) -> tuple[ActivationFacts, ...]:
     """Return how many products of each graph round activations to 8 bits, where that was asked
     for.
     """
-    if not loaded.rounded:
+    if loaded.options.activations != "int8":
         return ()
-    from mtmd.kernels.plan.int8_products import count, count_in_7_bits  # loads LLVM
+    from mtmd.kernels.plan import int8_products  # loads LLVM
 
     weights = loaded.checkpoint.vision_weights, loaded.checkpoint.audio_weights
     quantized = {
@@ -239,9 +239,10 @@ def _activations(loaded: LoadedModel) -> tuple[ActivationFacts, ...]:
         ActivationFacts(
             name,
             "int8",
-            count(graph),
+            int8_products.count(graph),
             sum(1 for node in toposort(*graph) if node.op == "matmul"),
-            count_in_7_bits(graph),
+            int8_products.count_in_7_bits(graph),
+            int8_products.count_in_16_bits(graph),
             quantized.get(name, ""),
         )
         for name, graph in loaded.product_graphs().items()

@@ -8,7 +8,8 @@ c are the weight's own integers, so that nothing of it is rounded. q are x as in
 signed ones, c; what that is too much, 128 times the sum of c, is what sums begin with.
 
 AVX-512 VNNI and AVX-VNNI add four products at a time to a 32-bit sum. Other CPUs add two of them in
-16 bits, as often as that cannot overflow (`Center.steps`), and those in 32 bits.
+16 bits, as often as that cannot overflow (`Center.steps`), and those in 32 bits. Beside weights of
+8 bits not even two fit, so x has 7 there: q from -63 to 63, and 64 more.
 
 A step of a panel is 32 numbers of 16 columns: int8 [four numbers, 16 columns, 4], then int32 what
 sums begin with [group, 16 columns], float32 scales [group, 16 columns], and minima where the type

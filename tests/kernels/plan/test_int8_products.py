@@ -80,16 +80,36 @@ def test_what_is_rounded_is_reported() -> None:
 def test_weights_of_8_bits_take_7_bits_without_an_instruction_for_both(
     has_dots: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where a tower asks for them; a decoder stays at 16."""
     monkeypatch.setattr(octets, "_has_dots", lambda _: has_dots)
-    with load("demo", threads=1, weights="Q8_0", dtype="fp32", activations="int8") as model:
-        graph = model.runner.graph(BatchShape(1))
-        rounded = int8_products.count(graph)
-        assert rounded > 0
-        assert int8_products.count_in_7_bits(graph) == (0 if has_dots else rounded)
-        facts = model.warmup_report.activations[-1]
-        assert (facts.graph, facts.products) == ("decoder", rounded)
-        said = f", {rounded} of them in 7 bits" in str(model.warmup_report)
-        assert said is not has_dots
+    x = graph_input("x", (32, 64), torch.float32, lambda x: x)
+    w = graph_input("w", (64, 68), torch.uint8, lambda w: w)
+    first = ops.matmul(x, w, quant="Q8_0", name="first")
+    last = ops.matmul(first, w, quant="Q8_0", name="last")
+    tower = int8_products.marked([last], int8_products.TOWER_BITS)
+    decoder = int8_products.marked([last])
+    assert int8_products.count(tower) == 1 and int8_products.count_in_16_bits(tower) == 0
+    assert int8_products.count_in_7_bits(tower) == (0 if has_dots else 1)
+    assert int8_products.count(decoder) == (1 if has_dots else 0)
+    assert int8_products.count_in_7_bits(decoder) == 0
+    assert int8_products.count_in_16_bits(decoder) == (0 if has_dots else 1)
+
+
+@needs_it
+def test_a_decoder_of_8_bits_is_read_as_before_without_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(octets, "_has_dots", lambda _: False)
+    with (
+        load("demo", threads=1, weights="Q8_0", dtype="fp32") as plain,
+        load("demo", threads=1, weights="Q8_0", dtype="fp32", activations="int8") as same,
+    ):
+        graph = same.runner.graph(BatchShape(1))
+        assert int8_products.count(graph) == 0
+        assert torch.equal(read(plain.runner, 60), read(same.runner, 60))
+        said = f"16 bits in {int8_products.count_in_16_bits(graph)} of the decoder's products"
+        assert said in str(same.warmup_report)
+        assert same.loaded.activations == "int8 (encoder)"
 
 
 @needs_it
