@@ -1,4 +1,4 @@
-"""The decoder of an opened checkpoint, quantized when it is read."""
+"""The parts of an opened checkpoint, quantized when they are read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from mtmd.checkpoint.checkpoint import RANDOM, Checkpoint
 from mtmd.checkpoint.requantized import Requantized
+from mtmd.clip.family import Tower
 from mtmd.kernels.checkpoint.canonical import PLAIN_KINDS, CanonicalWeights, Parameter
 from mtmd.kernels.checkpoint.mixtures import MIXTURES, PLAIN, tensor_types
 from mtmd.kernels.checkpoint.quantized.weights import QuantizedWeights
@@ -42,22 +43,30 @@ def with_int8_towers(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint whose encoders have weights that products with activations in 8 bits
     read: plain ones are quantized when they are read, others stay as they are.
     """
+    before = checkpoint.vision_weights, checkpoint.audio_weights
+    families = checkpoint.vision, checkpoint.audio
+    vision, audio = (
+        None if family is None or source is None else _int8_tower(checkpoint, family, source)
+        for family, source in zip(families, before, strict=True)
+    )
+    sizes = [sum(one.bytes for one in some if one) for some in (before, (vision, audio))]
+    return replace(
+        checkpoint,
+        vision_weights=vision,
+        audio_weights=audio,
+        weight_bytes=checkpoint.weight_bytes - sizes[0] + sizes[1],
+    )
+
+
+def _int8_tower(
+    checkpoint: Checkpoint, family: Tower, source: CanonicalWeights
+) -> CanonicalWeights:
     from mtmd.kernels.plan.int8_products import weights_to_quantize  # loads LLVM
 
-    made, size = dict[str, CanonicalWeights](), checkpoint.weight_bytes
-    for part, family, source in (
-        ("vision_weights", checkpoint.vision, checkpoint.vision_weights),
-        ("audio_weights", checkpoint.audio, checkpoint.audio_weights),
-    ):
-        if family is None or source is None:
-            continue
-        tile = family.resolution.tile_type().shape
-        pixels = graph_input("inp.pixels", (1, *tile), torch.float32, lambda tiles: tiles)
-        weights = AdaptedWeights(source, ())
-        types = weights_to_quantize([family.graph(pixels, weights, AttentionForm())])
-        made[part] = changed = _requantized(checkpoint, source, types)
-        size += changed.bytes - source.bytes
-    return replace(checkpoint, **made, weight_bytes=size)
+    tile = family.resolution.tile_type().shape
+    pixels = graph_input("inp.pixels", (1, *tile), torch.float32, lambda tiles: tiles)
+    graph = family.graph(pixels, AdaptedWeights(source, ()), AttentionForm())
+    return _requantized(checkpoint, source, weights_to_quantize([graph]))
 
 
 def _requantized(
