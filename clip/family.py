@@ -80,6 +80,7 @@ FAMILIES = (
         ("qwen2.5vl_merger", "qwen2.5o", "exaone4_5"),
         ("hyperclovax_vision_v2", "vlm"),
     ),
+    Entry("mtmd.clip.families.lfm3_vl", ("lfm3_vl",), ties=("lfm3_vl",)),
     Entry("mtmd.clip.families.lfm2_vl", ("lfm2_vl",), ("lfm2",), ("lfm2_vl",)),
     Entry(
         "mtmd.clip.families.pixtral",
@@ -130,6 +131,12 @@ FAMILIES = (
     Entry("mtmd.clip.families.paddleocr_vl", ("paddleocr_vl",), ("paddleocr",), ("paddleocr_vl",)),
     Entry("mtmd.clip.families.aria", ("aria",)),
     Entry("mtmd.clip.families.video_llama3", ("video_llama_3",)),
+    Entry(
+        "mtmd.clip.families.nemotron_vl",
+        ("nemotron_h_omni", "NemotronH_Nano_Omni_Reasoning_V3"),
+        ("nemotron_v2_vl",),
+    ),
+    Entry("mtmd.clip.families.step3_vl", ("step_robotics",), ("step3vl",)),
     Entry("mtmd.clip.families.ernie4_5_vl", ("ernie4_5_vl_moe",), ties=("ernie4_5_vl_moe",)),
 )
 

@@ -87,6 +87,7 @@ FAMILIES = (
             "minicpmv_text/4.5",
             "minicpmo_text/4.5",
             "qwen3_asr_text",
+            "step_robotics_text",
         ),
         ("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"),
     ),
@@ -114,8 +115,12 @@ FAMILIES = (
         "mtmd.llm.families.phi3", ("phi3", "phi4-siglip_text", "phi4_multimodal_text"), ("phi3",)
     ),
     Entry("mtmd.llm.families.granite_hybrid", ("granitemoehybrid",), ("granitehybrid",)),
-    Entry("mtmd.llm.families.nemotron_h", ("nemotron_h",), ("nemotron_h", "nemotron_h_moe")),
-    Entry("mtmd.llm.families.lfm2", ("lfm2", "lfm2_moe"), ("lfm2", "lfm2moe")),
+    Entry(
+        "mtmd.llm.families.nemotron_h",
+        ("nemotron_h", "nemotron_h_omni_text", "NemotronH_Nano_Omni_Reasoning_V3_text"),
+        ("nemotron_h", "nemotron_h_moe"),
+    ),
+    Entry("mtmd.llm.families.lfm2", ("lfm2", "lfm2_moe", "lfm3"), ("lfm2", "lfm2moe")),
     Entry("mtmd.llm.families.mllama", ("mllama_text_model",)),
     Entry("mtmd.llm.families.bart", ("trocr", "mbart", "bart", "florence2_language")),
     Entry("mtmd.llm.families.glm4v", ("glm4v_text", "glm_ocr_text"), ("glm4",)),

@@ -181,7 +181,7 @@ ENVIRONMENT = (
 )
 # Ollama and llama.cpp are programs.
 FAMILY_WORDS = re.compile(
-    r"gemma|mobilenet|siglip|smolvlm|idefics|llava|qwen|pixtral|mistral|lfm|internvl|(?<!o)llama(?![._]cpp|-imatrix)|glm|cohere|compass|aya[-_ ]?vision|ovis2|phi-?[1-4]|minicpm|moondream|voxtral|ultravox|meralion|flamingo|paddle|hunyuan|deepseek[-_ ]?(ocr|vl)|unlimited[-_]ocr|got[-_ ]?ocr|dots[-_.]m?ocr|kimi|moonvit|exaone|ernie|\baria(?!-)\b|janus|granite|trocr|donut|florence|nemotron|\bblip|\bopt[-_ ]?\d",
+    r"gemma|mobilenet|siglip|smolvlm|idefics|llava|qwen|pixtral|mistral|lfm|internvl|(?<!o)llama(?![._]cpp|-imatrix)|glm|cohere|compass|aya[-_ ]?vision|ovis2|phi-?[1-4]|minicpm|moondream|voxtral|ultravox|meralion|flamingo|paddle|hunyuan|deepseek[-_ ]?(ocr|vl)|unlimited[-_]ocr|got[-_ ]?ocr|dots[-_.]m?ocr|kimi|moonvit|exaone|ernie|\baria(?!-)\b|janus|granite|trocr|donut|florence|nemotron|step3|step_robotics|\bblip|\bopt[-_ ]?\d",
     re.I,
 )
 NOT_FAMILIES = ("llama3",)  # the name of a kind of rotary scaling, which many families have

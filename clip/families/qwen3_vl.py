@@ -29,20 +29,9 @@ from mtmd.clip.grids import Cells, Grids, OneGrid
 from mtmd.clip.marks import Marks, marks_of_template, read_marks
 from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.clip.resolution.smart_resize import DynamicResolution, gguf_dynamic, read_dynamic
-from mtmd.clip.video.family import ClipShape, group_times
-from mtmd.clip.video.pairs import (
-    AllFrames,
-    PairedFrames,
-    Seconds,
-    check_limits,
-    read_each_frame,
-    read_limits,
-    read_pairs,
-    read_share,
-)
-from mtmd.clip.video.rules import FirstToLast, FrameRule
+from mtmd.clip.video.pairs import PairedFrames, Seconds, read_each_frame
 from mtmd.clip.video.sound import ByTime
-from mtmd.clip.video.video import Video
+from mtmd.clip.video.timed_pairs import CLIP_PIXELS, read_timed_pairs
 from mtmd.kernels import ops
 from mtmd.kernels.checkpoint.canonical import Parameter
 from mtmd.kernels.checkpoint.rotary import Rotary
@@ -53,7 +42,6 @@ from mtmd.kernels.plan.flash_choice import AttentionForm
 
 EPS = 1e-6  # of every norm; the settings do not say
 GGUF_TOKENS = 64, 16384  # the limits of every published checkpoint; GGUF files do not say
-CLIP_PIXELS = 128 * 32 * 32, 768 * 32 * 32  # of all frames; transformers' defaults
 OMNI = "qwen3_omni_moe_thinker"
 COMPASS = "cohere_compass"
 # Whatever the tokenizer's settings say
@@ -327,42 +315,10 @@ def read(top: Settings, image: Settings) -> Qwen3Vision:
             sound=ByTime(),
         )
         if hears
-        else _read_video(image.part("video_processor"), patch, merge, marks),
+        else read_timed_pairs(image.part("video_processor"), patch=patch, merge=merge, marks=marks),
         marks=marks,
         hears=hears,
     )
-
-
-def _read_video(video: Settings, patch: int, merge: int, marks: Marks) -> PairedFrames:
-    factor, normalize, resample = read_pairs(
-        video, patch=patch, merge=merge, mean=(0.5,) * 3, std=(0.5,) * 3
-    )
-    minimum, maximum = read_limits(video, CLIP_PIXELS)
-    check_limits(video, minimum, maximum, factor)
-    frames = video.count("min_frames", 4), video.count("max_frames", 768)
-    return PairedFrames(
-        factor=factor,
-        limits=AllFrames(minimum, maximum, read_share(video, 768)),
-        normalize=normalize,
-        resample=resample,
-        rule=FrameRule(FirstToLast(video.number("fps", 2.0), *frames)),
-        # Templates put a pair around it, which the authors' processor takes away.
-        markers=(marks.video.join(marks.around), marks.video),
-        token=marks.video,
-        write=BehindTimes(marks),
-    )
-
-
-@dataclass(frozen=True)
-class BehindTimes:
-    """Each group behind its time, the middle between its frames' times."""
-
-    marks: Marks
-
-    def __call__(self, video: Video, shape: ClipShape) -> str:
-        tokens = (self.marks.video * shape.tokens).join(self.marks.around)
-        times = group_times(video, shape)
-        return "".join(f"<{(first + last) / 2:.1f} seconds>{tokens}" for first, last in times)
 
 
 def _names(name: str) -> tuple[str, ...]:

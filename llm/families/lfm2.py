@@ -1,5 +1,6 @@
 """LFM2 (arXiv:2511.23404): gated short convolutions with some layers of grouped attention between,
-q and k normed, SwiGLU or, behind the first layers, experts.
+q and k normed, SwiGLU or, behind the first layers, experts. LFM3: norms behind layers, too, gates
+on heads, and of the layers of attention some see a window, with positions of their own.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from mtmd.llm.blocks import (
 from mtmd.llm.experts import MAX_EXPERTS, ExpertNames, Experts, expert_parameters, read_routing
 from mtmd.llm.gguf_keys import GgufText, decoder_keys, expert_keys, gating_key, groups_by_layer
 from mtmd.llm.inputs import TextInputs
+from mtmd.llm.layer_kinds import read_ropes
 from mtmd.llm.parameters import (
     COPIED_HEAD,
     Tensors,
@@ -40,7 +42,7 @@ from mtmd.llm.parameters import (
 )
 from mtmd.llm.state import KV, ConvWindow, State
 
-KINDS = CONV, _ = ("conv", "full_attention")
+KINDS = CONV, FULL, SLIDING = ("conv", "full_attention", "sliding_attention")
 SOURCE = prefixed(("model.language_model.", "language_model.model.", "model.", "lfm."))
 NAMES = ExpertNames(("w1", "w3", "w2"), bias="expert_bias")
 EPS = 1e-6  # added to the sum of a token's weights
@@ -57,7 +59,26 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 4,
         "norm_topk_prob": True,
     },
+    "lfm3": {
+        "hidden_size": 2048,
+        "intermediate_size": 7680,
+        "block_auto_adjust_ff_dim": False,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 128_000,
+        "conv_L_cache": 7,
+        "sliding_window": 256,
+        "rope_parameters": {
+            SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+            FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        },
+    },
 }
+# Names of what they share, in the second generation and in the third
+OWN = {"output": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
+QWEN = {"output": "o_proj", "q_norm": "q_norm", "k_norm": "k_norm"}
 
 
 @dataclass(frozen=True)
@@ -76,6 +97,11 @@ class Lfm2Text:
     rotary: Rotary
     tied: bool
     experts: Experts | None
+    third: bool = False  # of the third generation, with the fields below
+    behind: bool = False  # whether what a layer adds is normed
+    gated: bool = False  # whether each head's output passes a gate
+    window: int | None = None
+    local: Rotary | None = None  # of layers with a window
 
     unused = (COPIED_HEAD,)
     image_width = property(lambda self: self.width)
@@ -92,6 +118,12 @@ class Lfm2Text:
     def parameters(self) -> Mapping[str, Parameter]:
         width, norm, taps = self.width, (self.width,), self.taps
         always: Tensors = {"attn_norm": ("operator_norm", norm), "ffn_norm": ("ffn_norm", norm)}
+        if self.behind:
+            behind: Tensors = {
+                "post_attention_norm": ("post_operator_norm", norm),
+                "post_ffw_norm": ("post_ffn_norm", norm),
+            }
+            always = {**always, **behind}
         dense: Tensors = {
             "ffn_gate": ("feed_forward.w1", (self.ffn, width)),
             "ffn_up": ("feed_forward.w3", (self.ffn, width)),
@@ -103,11 +135,13 @@ class Lfm2Text:
             "shortconv.conv": ("conv.conv", (width, taps)),
             "shortconv.out_proj": ("conv.out_proj", (width, width)),
         }
+        names = QWEN if self.third else OWN
         full: Tensors = {
             **attention_tensors(width, self.heads, self.groups, self.head),
-            "attn_output": ("self_attn.out_proj", (width, self.heads * self.head)),
-            "attn_q_norm": ("self_attn.q_layernorm", (self.head,)),
-            "attn_k_norm": ("self_attn.k_layernorm", (self.head,)),
+            "attn_output": (f"self_attn.{names['output']}", (width, self.heads * self.head)),
+            "attn_q_norm": (f"self_attn.{names['q_norm']}", (self.head,)),
+            "attn_k_norm": (f"self_attn.{names['k_norm']}", (self.head,)),
+            **({"attn_gate": ("self_attn.gate_proj", (self.heads, width))} if self.gated else {}),
         }
         parameters = decoder_parameters(
             SOURCE,
@@ -151,11 +185,15 @@ class Lfm2Text:
             y = (
                 self._conv(y, layer, inputs, w)
                 if kind == CONV
-                else self._attention(y, layer, inputs, w, attention=attention)
+                else self._attention(y, layer, kind, inputs, w, attention=attention)
             )
+            if self.behind:
+                y = w.rms_norm(y, f"{at}.post_attention_norm", self.eps)
             x = ops.add(y, x, name=f"{at}.attn_residual")
             y, e = w.rms_norm(x, f"{at}.ffn_norm", self.eps), self.experts
             y = moe_ffn(y, at, w, e) if e and layer in e.at else swiglu(y, at, w)
+            if self.behind:
+                y = w.rms_norm(y, f"{at}.post_ffw_norm", self.eps)
             x = ops.add(y, x, name=f"{at}.ffn_residual")
         return logits(x, inputs, w, eps=self.eps, tied=self.tied)
 
@@ -193,14 +231,33 @@ class Lfm2Text:
         )
 
     def _attention(
-        self, x: Node, layer: int, inputs: TextInputs, w: Weights, *, attention: AttentionForm
+        self,
+        x: Node,
+        layer: int,
+        kind: str,
+        inputs: TextInputs,
+        w: Weights,
+        *,
+        attention: AttentionForm,
     ) -> Node:
-        at, angles = f"blk.{layer}", inputs.angles(self.rotary)
+        at, angles, bounds = f"blk.{layer}", inputs.angles(self.rotary), inputs.bounds()
+        if kind == SLIDING and self.local:
+            angles, bounds = (
+                inputs.angles(self.local, "inp.angles.local"),
+                inputs.bounds(self.window),
+            )
         q, k, v = queries_keys_values(x, at, w, heads=self.heads, groups=self.groups)
         q = normed_rope(q, f"{at}.attn_q", angles, w, eps=self.eps)
         k = normed_rope(k, f"{at}.attn_k", angles, w, eps=self.eps)
         keys_values = cache_keys_values(k, v, layer, inputs)
-        y = attend(q, keys_values, at, attention, bounds=inputs.bounds())
+        y = attend(q, keys_values, at, attention, bounds=bounds)
+        if self.gated:
+            tokens, heads = y.shape[0], self.heads
+            gate = ops.sigmoid(w.linear(x, f"{at}.attn_gate"), name=f"{at}.attn_gate.sigmoid")
+            gate = ops.reshape(gate, shape=(tokens, heads, 1), name=f"{at}.attn_gate.heads")
+            y = ops.reshape(y, shape=(tokens, heads, self.head), name=f"{at}.attn.heads")
+            y = ops.mul(y, gate, name=f"{at}.attn_gated")
+            y = ops.reshape(y, shape=(tokens, heads * self.head), name=f"{at}.attn_gated.flat")
         return w.linear(y, f"{at}.attn_output")
 
 
@@ -212,7 +269,8 @@ def to_gguf(text: Lfm2Text) -> GgufText:
     }
     experts = text.experts
     if experts is None:
-        return GgufText("lfm2", keys, text.rotary)
+        refused = "norms behind layers" if text.third else ""
+        return GgufText("lfm2", keys, text.rotary, refused=refused)
     keys |= expert_keys(experts) | gating_key(experts)
     keys["leading_dense_block_count"] = len(text.kinds) - len(experts.at)
     refused = "" if experts.biased else "experts without a correction bias"
@@ -262,7 +320,15 @@ def read(given: Settings) -> Lfm2Text:
     count, groups, head = read_heads(
         c, 32, 8, width // c.count("num_attention_heads", 32, maximum=MAX_HEADS)
     )
-    rope, kinds = rope_settings(c), _kinds(c)
+    kinds, third = _kinds(c, kind), kind == "lfm3"
+    if third:
+        ropes = read_ropes(c, head, context)
+        rotary, local = ropes[FULL], ropes[SLIDING]
+    else:
+        rope = rope_settings(c)
+        rotary, local = read_rotary(rope, head, c.number("rope_theta", 1e6), context), None
+    if c.flag("attention_bias", False):
+        raise ModelError(f"{c.where}: attention_bias true is not supported")
     return Lfm2Text(
         kinds=kinds,
         width=width,
@@ -275,9 +341,14 @@ def read(given: Settings) -> Lfm2Text:
         vocabulary=c.count("vocab_size", 65536),
         context=context,
         eps=c.number("norm_eps", 1e-5),
-        rotary=read_rotary(rope, head, c.number("rope_theta", 1e6), context),
+        rotary=rotary,
         tied=tied,
         experts=_experts(c, len(kinds)) if kind == "lfm2_moe" else None,
+        third=third,
+        behind=third and c.flag("use_sandwich_norm", True),
+        gated=third and c.flag("use_attention_gate", True),
+        window=c.count("sliding_window") if third and SLIDING in kinds else None,
+        local=local,
     )
 
 
@@ -300,11 +371,15 @@ def _experts(c: Settings, layers: int) -> Experts | None:
     )
 
 
-def _kinds(c: Settings) -> tuple[str, ...]:
+def _kinds(c: Settings, generation: str) -> tuple[str, ...]:
     layers = c.count("num_hidden_layers", 32, maximum=MAX_LAYERS)
+    if generation == "lfm3":
+        usual = {2: FULL, 0: SLIDING}
+        default = [usual.get(layer % 4, CONV) if layer else CONV for layer in range(layers)]
+        return read_layer_types(c, layers, KINDS, default)
     numbered = c.get("full_attn_idxs", list(range(layers)))
     default = [KINDS[layer in numbered] for layer in range(layers) if isinstance(numbered, list)]
-    return read_layer_types(c, layers, KINDS, default)
+    return read_layer_types(c, layers, KINDS[:2], default)
 
 
 def _ffn(c: Settings) -> int:

@@ -43,7 +43,7 @@ from mtmd.llm.state import KV, State
 MAMBA, FULL, MLP, MOE = KINDS = ("mamba", "attention", "mlp", "moe")
 RENAMED = {"linear_attention": MAMBA, "full_attention": FULL}  # as transformers 5 has them
 LETTERS = {"M": MAMBA, "*": FULL, "-": MLP, "E": MOE}
-SOURCE = prefixed(("backbone.", "model."))
+SOURCE = prefixed(("backbone.", "model.", "language_model.backbone.", "language_model.model."))
 NAMES = ExpertNames(shared="shared_experts")
 EPS = 1e-20  # added to the sum of a token's weights
 MAMBA_KEYS = (
@@ -98,7 +98,7 @@ class NemotronHText:
     @property
     def unused(self) -> tuple[str, ...]:
         layers = (rf"blk\.{len(self.kinds) + i}\..*" for i in range(self.ahead))
-        return (r"mtp\..*", *layers, *((COPIED_HEAD,) if self.tied else ()))
+        return (r"(language_model\.)?mtp\..*", *layers, *((COPIED_HEAD,) if self.tied else ()))
 
     @property
     def layers(self) -> list[tuple[State, ...]]:

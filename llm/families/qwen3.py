@@ -83,6 +83,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": DENSE,
     "minicpmv": DENSE,
     "minicpmo": DENSE,
+    "step_robotics_text": DENSE,
     "qwen3_asr_text": DENSE | {"max_position_embeddings": 128000, "rope_theta": 5e6},
     "qwen3_moe": SPARSE,
     "qwen3_vl_text": DENSE | PICTURES,

@@ -45,7 +45,7 @@ from mtmd.llm.sampling.options import ModelSampling
 from mtmd.llm.tokenizer.tokenizer import Tokenizer
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
-TEXT_CONFIGS = "text_config", "language_config"
+TEXT_CONFIGS = "text_config", "language_config", "llm_config"
 EXTRACTORS = "feature_extractor", "audio_processor"
 
 

@@ -20,6 +20,7 @@ PERMUTED = (
     "llama",
     "mistral3",
 )  # decoders whose queries and keys are turned for adjacent rotary pairs
+FLAT = ("step_robotics",)  # model_types whose decoder has no prefix, as one without pictures
 ARCHITECTURES = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
 
 
@@ -91,7 +92,8 @@ def decoder(
 ) -> None:
     """The text model of a checkpoint, with its tokenizer and template."""
     config = read_json(folder, "config.json")
-    flat, text = "text_config" not in config, config.get("text_config", config)
+    text = config.get("text_config", config)
+    flat = text is config or config["model_type"] in FLAT
     heads, groups, head = (
         text["num_attention_heads"],
         text["num_key_value_heads"],
@@ -111,7 +113,7 @@ def decoder(
         alone = name == "lm_head.weight" or (flat and name.startswith("model."))
         if ("language_model." not in name and not alone) or name in without:
             continue
-        if not flat:
+        if "language_model." in name:
             name = "model." * name.startswith("model.") + name.rpartition("language_model.")[2]
         if architecture in PERMUTED and ".q_proj." in name:
             tensor = adjacent(tensor, heads)
@@ -394,6 +396,80 @@ def dots_projector(folder: Path, path: Path) -> None:
         {f"clip.{key}": value for key, value in keys.items()},
         named(tensors, gguf.MODEL_ARCH.MMPROJ, c["num_hidden_layers"]),
     )
+
+
+def step3_projector(folder: Path, path: Path) -> None:
+    """conversion/step3.py, for any size; the authors' keys in config.json, and no activation."""
+    config, image, tensors = (
+        read_json(folder, "config.json"),
+        read_json(folder, "preprocessor_config.json"),
+        {},
+    )
+    c, mm = config["vision_config"], "vision_model.vit_downsampler"
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if name == "vit_large_projector.weight":
+            tensors["mm.model.fc.weight"] = tensor
+        elif name.startswith(mm):
+            number, kind = name.removeprefix(mm).split(".")
+            tensors[f"mm.{int(number) - 1}.{kind}"] = tensor
+        elif name.startswith("vision_model."):
+            name = name.replace(".gamma", ".weight").replace("in_proj_", "in_proj.")
+            name += ".weight" * name.endswith("positional_embedding")
+            tensors |= named({name: tensor}, gguf.MODEL_ARCH.MMPROJ, c["layers"])
+    keys = {
+        "vision.projection_dim": config["text_config"]["hidden_size"],
+        "vision.image_size": c["image_size"],
+        "vision.patch_size": c["patch_size"],
+        "vision.embedding_length": c["width"],
+        "vision.feed_forward_length": round(c["width"] * c["mlp_ratio"]),
+        "vision.block_count": c["layers"],
+        "vision.attention.head_count": c["heads"],
+        "vision.attention.layer_norm_epsilon": 1e-5,
+        "vision.image_mean": image["image_mean"],
+        "vision.image_std": image["image_std"],
+        "vision.projector.scale_factor": config["understand_projector_stride"] ** 2,
+        "vision.preproc_image_size": image["max_image_size"],
+        "projector_type": "step3vl",
+        "has_vision_encoder": True,
+    }
+    write_gguf(path, "clip", {f"clip.{key}": value for key, value in keys.items()}, tensors)
+
+
+def nemotron_projector(folder: Path, path: Path) -> None:
+    """conversion/nemotron.py, of a table that has the square's size already."""
+    config, image, tensors = (
+        read_json(folder, "config.json"),
+        read_json(folder, "preprocessor_config.json"),
+        {},
+    )
+    c = config["vision_config"]
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if ".patch_generator.embedder." in name:
+            tensor = tensor.reshape(-1, 3, c["patch_size"], c["patch_size"])
+        name += ".weight" * name.endswith(".pos_embed")
+        if name.startswith(("vision_model.radio_model.model.", "mlp1.")) and not any(
+            part in name for part in ("video_embedder", "layer_scale")
+        ):
+            tensors[name] = tensor
+    keys = {
+        "vision.projection_dim": config["text_config"]["hidden_size"],
+        "vision.image_size": c["max_img_size"],
+        "vision.patch_size": c["patch_size"],
+        "vision.embedding_length": c["hidden_size"],
+        "vision.feed_forward_length": int(c["hidden_size"] * c["mlp_ratio"]),
+        "vision.block_count": c["num_hidden_layers"],
+        "vision.attention.head_count": c["num_attention_heads"],
+        "vision.attention.layer_norm_epsilon": 1e-6,
+        "vision.image_mean": image["norm_mean"],
+        "vision.image_std": image["norm_std"],
+        "vision.projector.scale_factor": int(1 / config["downsample_ratio"]),
+        "projector_type": "nemotron_v2_vl",
+        "has_vision_encoder": True,
+        "use_gelu": True,
+    }
+    result = named(tensors, gguf.MODEL_ARCH.MMPROJ, c["num_hidden_layers"])
+    result["v.class_embd"] = result.pop("v.class_embd.token", result.get("v.class_embd"))
+    write_gguf(path, "clip", {f"clip.{key}": value for key, value in keys.items()}, result)
 
 
 def glma_projector(folder: Path, path: Path) -> None:

@@ -42,6 +42,7 @@ MODULES = (
     "exaone4",
     "exaone4_5",
     "lfm2_vl",
+    "lfm3_vl",
     "pixtral",
     "lighton_ocr",
     "internvl",
@@ -62,6 +63,8 @@ MODULES = (
     "video_llama3",
     "aria",
     "hunyuan_vl",
+    "step3_vl",
+    "nemotron_vl",
     "kimi_k25",
 )
 ROWS: dict[str, Row] = {name: import_module(name).ROW for name in MODULES}

@@ -41,6 +41,8 @@ WITHOUT = {
     "got_ocr2",
     "hyperclovax",
     "video_llama3",
+    "nemotron_vl",
+    "lfm3_vl",
 }  # towers that llama.cpp has no projector for
 REFUSED = {  # variants of which llama.cpp takes something else for granted
     "6 heads on 2, image block wider than the window, as published": "does not say scale",
@@ -60,6 +62,7 @@ REFUSED = {  # variants of which llama.cpp takes something else for granted
     "qwen3_5": "no heads of keys that differ from those of values",
     "qwen3_next": "no heads of keys that differ from those of values",
     "0.4 of heads of 20, 4 on 2, normed, as published": "has no norms of queries and keys",
+    "lfm3_vl": "no norms behind layers",
     "granite_docling": "no scaled pictures with features for layers",
     "32b, as published": "no norms after blocks",
     "blip": "no layers that attend to pictures",

@@ -19,13 +19,16 @@ from gguf_files import (
     internvl_projector,
     janus_projector,
     llava_projector,
+    nemotron_projector,
     pixtral_projector,
     read_json,
+    step3_projector,
 )
 from ollama_files import one_file
 from table import ROWS
 
 from mtmd.checkpoint.open import open_checkpoint
+from mtmd.convert.gguf import convert_to_gguf
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
 
@@ -49,6 +52,7 @@ PROJECTORS = {
     "llava": [llava_projector, partial(llava_projector, typed=False)],
     "dots_ocr": [dots_projector],
     "janus": [janus_projector],
+    "step3_vl": [step3_projector],
 }
 ARCHITECTURES = {
     "mistral": "llama",
@@ -98,6 +102,23 @@ def test_the_same_answer_out_of_gguf(
     PROJECTORS[row][projector](oracle.folder, tmp_path / "mmproj.gguf")
     model = Model(open_checkpoint(tmp_path / "text.gguf"), LoadOptions(device="cpu", dtype="fp32"))
     inputs, spans = oracle.inputs(MESSAGES, PICTURES), model.spans(MESSAGES)
+    assert [t for s in spans for t in s.tokens] == oracle.prompt_ids(inputs)
+    rows = torch.cat([s.embeddings for s in spans if s.embeddings is not None])
+    assert nmse(rows, oracle.image_features(inputs)) <= 1e-9
+    assert (
+        nmse(model.runner.prefill(spans, model.runner.new_cache()), oracle.logits(inputs)) <= 1e-9
+    )
+
+
+def test_a_square_out_of_gguf_is_the_same(build: Build, tmp_path: Path) -> None:
+    """Files have positions of one square, in which every picture is shown."""
+    oracle, shown = build("nemotron_vl", "heads of 20"), picture(3, 72, 72)
+    convert_to_gguf(open_checkpoint(oracle.folder), tmp_path / "text.gguf", "F32", text_only=True)
+    nemotron_projector(oracle.folder, tmp_path / "mmproj.gguf")
+    model = Model(open_checkpoint(tmp_path / "text.gguf"), LoadOptions(device="cpu", dtype="fp32"))
+    content = [{"type": "text", "text": "What is"}, {"type": "image", "image": shown}]
+    messages = [{"role": "user", "content": content}]
+    inputs, spans = oracle.inputs(messages, [shown]), model.spans(messages)
     assert [t for s in spans for t in s.tokens] == oracle.prompt_ids(inputs)
     rows = torch.cat([s.embeddings for s in spans if s.embeddings is not None])
     assert nmse(rows, oracle.image_features(inputs)) <= 1e-9

@@ -228,6 +228,18 @@ for case in (
         two_at_least=True,
     ),
     VideoCase(
+        "lfm3_vl",
+        "heads of 20 and 24, windows of 9",
+        "qwen3_vl",
+        "Qwen3VLVideoProcessor",
+        {"patch_size": 6, "size": {"shortest_edge": 12 * 12 * 6, "longest_edge": 12 * 12 * 70}},
+        pairs,
+        "<|video_pad|>",
+        marker="<|video_pad|>",
+        written="<|vision_start|><|video_pad|><|vision_end|>",
+        two_at_least=True,
+    ),
+    VideoCase(
         "cohere_compass",
         "every fourth layer full, without positions, as published",
         "cohere_compass",

@@ -275,3 +275,48 @@ class TestGguf:
             match=r"^text\.gguf: lfm2: attention\.head_count_kv is .*, expected 4 numbers, 0 or all the same",
         ):
             gguf_text_family("lfm2", keys, frozenset(), "text.gguf")
+
+
+def test_defaults_of_the_third_generation() -> None:
+    from transformers import Lfm3Config
+
+    expected, actual = Lfm3Config(), read(model_type="lfm3")
+    assert list(actual.kinds) == expected.layer_types
+    assert (actual.width, actual.ffn, actual.heads, actual.groups, actual.head) == (
+        expected.hidden_size,
+        expected.intermediate_size,
+        expected.num_attention_heads,
+        expected.num_key_value_heads,
+        expected.head_dim,
+    )
+    assert (actual.taps, actual.window, actual.vocabulary, actual.tied) == (
+        expected.conv_L_cache,
+        expected.sliding_window,
+        expected.vocab_size,
+        expected.tie_word_embeddings,
+    )
+    assert actual.behind and actual.gated
+    assert actual.local == rotary(1e4, 128)
+    turning = sum(f > 0 for f in actual.rotary.frequencies)
+    assert (turning, len(actual.rotary.frequencies)) == (32, 64)  # half of a head
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"attention_bias": True}, "attention_bias true is not supported"),
+        ({"sliding_window": 0}, "sliding_window is 0"),
+        ({"layer_types": ["mamba"] * 24}, "conv or full_attention or sliding_attention"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "odd"}}}, "rope_type is 'odd'"),
+    ],
+)
+def test_settings_of_the_third_generation_that_are_refused(
+    values: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        read(model_type="lfm3", **values)
+
+
+def test_layers_with_a_window_are_of_the_third_generation() -> None:
+    with pytest.raises(ModelError, match="each conv or full_attention"):
+        read(num_hidden_layers=2, layer_types=["conv", "sliding_attention"])
