@@ -182,6 +182,28 @@ TOWERS = {
     "video-llama-3": Tower(
         "video_llama_3", {"vision_config": SIGLIP, "text_config": {"hidden_size": 2048}}, {}, PAGE
     ),
+    "step3-vl": Tower(
+        "step_robotics",
+        {"vision_config": {"layers": 2}, "text_config": {"hidden_size": 4096}},
+        {},
+        (728, 728),
+    ),
+    "nemotron-omni": Tower(
+        "nemotron_h_omni",
+        {
+            "vision_config": {"num_hidden_layers": 2},
+            "text_config": {"hidden_size": 2688},
+            "projector_hidden_size": 20480,
+        },
+        {},
+        (1024, 1024),
+    ),
+    "lfm3-vl": Tower(
+        "lfm3_vl",
+        {"vision_config": {"num_hidden_layers": 4}, "text_config": {"hidden_size": 2048}},
+        {"patch_size": 16},
+        (1024, 1024),
+    ),
     "aria": Tower(
         "aria",
         {"vision_config": SIGLIP | {"image_size": 980}, "text_config": {"hidden_size": 2560}},
