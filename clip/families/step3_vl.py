@@ -103,9 +103,10 @@ class Step3Vision:
             for side in (self.resolution.tile, self.resolution.side)
         )
         columns, text = plan.cut[1], ""
-        for window in range(1, len(plan.tiles)):
+        windows = len(plan.sizes) - 1
+        for window in range(1, windows + 1):
             text += f"<patch_start>{tile}<patch_end>"
-            if window % columns == 0 and window < len(plan.tiles) - 1:
+            if window % columns == 0 and window < windows:
                 text += "<patch_newline>"
         return f"{text}<im_start>{whole}<im_end>"
 

@@ -54,6 +54,8 @@ TEXT = {
     "tie_word_embeddings": False,
 }
 
+SHARP = {"q_norm": (2.0, 0.3), "k_norm": (2.0, 0.3)}
+
 
 class Step(Qwen3ForCausalLM):  # type: ignore[misc]
     def __init__(self, config: Any, tower: Any) -> None:
@@ -127,7 +129,7 @@ def step3_vl(
         tower["patch_size"],
     )
     eyes = Step3p7VisionModel(Step3p7VisionConfig(**tower))
-    model = randomize(Step(Qwen3Config(**decoder, image_token_id=image), eyes), seed)
+    model = randomize(Step(Qwen3Config(**decoder, image_token_id=image), eyes), seed, **SHARP)
     model = save(folder, model, tokens, TEMPLATE, NAMES, eos="<|im_end|>")
     config = {
         "architectures": ["StepVLForConditionalGeneration"],

@@ -144,6 +144,7 @@ PATCHES = {
     "ernie4_5_vl": (2, False),
     "gemma4": (1, True),
     "lfm2_vl": (1, True),
+    "lfm3_vl": (2, False),
     "hunyuan_vl": (1, False),
     "hyperclovax": (2, False),
     "dots_ocr": (2, False),
