@@ -111,7 +111,7 @@ def gelu_kernel(x, out, N, ACT: tl.constexpr, COLUMNS: tl.constexpr):
     tl.store(out + at, activation(value, ACT).to(out.dtype.element_ty), mask=at < N)
 
 
-def _step(x: Type) -> int | None:
+def row_step(x: Type) -> int | None:
     """Return how far apart rows lie; None where leading dimensions are no rows one after
     another.
     """
@@ -138,7 +138,7 @@ def rejects(o: Operands) -> str | None:
                 f"{name} is {name_of(type_.dtype)}; the kernel supports bf16, fp16 or "
                 "fp32, both alike"
             )
-        step = _step(type_)
+        step = row_step(type_)
         if type_.strides[-1] != 1 or step is None or step < type_.shape[-1]:
             return (
                 f"{name} has strides {list(type_.strides)}; the kernel supports rows one "
@@ -152,7 +152,7 @@ def rejects(o: Operands) -> str | None:
 def plan(o: Operands) -> Plan:
     width = o.gate.shape[-1]
     columns = columns_of_row(width, BLOCK)
-    gate_step, up_step = _step(o.gate), _step(o.up)
+    gate_step, up_step = row_step(o.gate), row_step(o.up)
     assert gate_step is not None and up_step is not None
     call = Call(
         {"D": width, "gate_step": gate_step, "up_step": up_step},

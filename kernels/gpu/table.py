@@ -54,16 +54,19 @@ def is_quick(node: Node) -> bool:
 KERNELS: dict[str, tuple[Entry, ...]] = {
     "add_layer_norm": (Entry("sum and layer norm", "norms.add_layer_norm"),),
     "add_norm": (Entry("residual and norm", "norms.add_norm"),),
+    "altup": (Entry("alternating updates", "altup"),),
     "attention": (Entry("attention", "flash_attention.kernel"),),
     "conv2d": (Entry("convolution", "conv2d", optional=True),),
     "delta_gates": (Entry("delta gates", "delta_gates"),),
     "embed": (Entry("quantized rows", "embed", applies=has_quantized_weight, optional=True),),
     "linear_attention": (Entry("linear attention", "linear_attention"),),
     "gated_norm": (Entry("gated norm", "norms.gated_norm"),),
+    "gaussian_topk": (Entry("largest values", "norms.largest", optional=True),),
     "gelu": (Entry("GELU", "gated", applies=is_quick, optional=True, constant="GELU_KERNEL"),),
     "gelu_mul": (Entry("GELU gate", "gated", optional=True, constant="GELU_MUL"),),
     "kv_store": (Entry("kv store", "rotary.kv_store", optional=True, constant="KV_STORE"),),
     "l2_norm": (Entry("L2 norm", "norms.rms_norm", optional=True, constant="L2_NORM"),),
+    "match_magnitude": (Entry("rows of a size", "norms.match_magnitude", optional=True),),
     "matmul": (Entry("quantized matmul", "quant_matmul.kernel", applies=has_quantized_weight),),
     "matmul_gated": (
         Entry(

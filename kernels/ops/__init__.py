@@ -45,7 +45,15 @@ from mtmd.kernels.ops.image import (
     unshuffle,
     windows,
 )
-from mtmd.kernels.ops.matmul import add_mixed, head_matmul, lora, matmul, matmul_gated, matmul_gelu
+from mtmd.kernels.ops.matmul import (
+    add_mixed,
+    altup,
+    head_matmul,
+    lora,
+    matmul,
+    matmul_gated,
+    matmul_gelu,
+)
 from mtmd.kernels.ops.moe import Routing, moe
 from mtmd.kernels.ops.norm import (
     add_layer_norm,
@@ -75,6 +83,7 @@ __all__ = [
     "add_rows",
     "all_gather",
     "all_reduce",
+    "altup",
     "attention",
     "attn_mix",
     "attn_scores",

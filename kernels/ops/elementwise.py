@@ -35,11 +35,13 @@ def mul(a: Tensor, b: Tensor) -> Tensor:
 @op(
     shape=same_as_first,
     flops=lambda n: 2 * n.type.count,
-    in_place=lambda x, factor, offset=0.0: x.mul_(factor).add_(offset),
+    in_place=lambda x, factor, offset=0.0: (
+        x.mul_(factor).add_(offset) if offset else x.mul_(factor)
+    ),
 )
 def scale(x: Tensor, *, factor: float, offset: float = 0.0) -> Tensor:
     """x * factor + offset"""
-    return x.mul(factor).add_(offset)
+    return x.mul(factor).add_(offset) if offset else x.mul(factor)
 
 
 def _clamp_shape(x: Type, low: Type, high: Type) -> Type | None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.ops.elementwise import GELUS, gelu, gelu_mul, silu_mul
+from mtmd.kernels.ops.norm import rms_norm
 from mtmd.kernels.ops.op import need, need_floats, op, values_in
 from mtmd.kernels.quantization.blocks import dequantize
 
@@ -210,3 +211,70 @@ def add_mixed(base: Tensor, x: Tensor, weights: Tensor) -> Tensor:
     base [T, M, D], x [T, N, D], weights [T, M, N] -> [T, M, D], contiguous; arXiv:2301.13310
     """
     return torch.baddbmm(base, weights, x).contiguous()
+
+
+def _altup_shape(
+    streams: Type,
+    norm: Type,
+    router: Type,
+    mix: Type,
+    y: Type | None = None,
+    *,
+    active: int,
+    eps: float,  # noqa: ARG001
+    scale: float,  # noqa: ARG001
+) -> Type:
+    need_floats(streams, norm, router, mix, y)
+    need(len(streams.shape) == 3, f"streams {list(streams.shape)}")
+    tokens, count, width = streams.shape
+    rows = count * count if y is None else count
+    need(
+        norm.shape == (width,)
+        and router.shape[1:] == (width,)
+        and mix.shape == (rows, router.shape[0])
+        and (y is None or y.shape == (tokens, width))
+        and 0 <= active < count,
+        f"streams {list(streams.shape)}, norm {list(norm.shape)}, router {list(router.shape)}, "
+        f"mix {list(mix.shape)}, y {y and list(y.shape)}, active {active}",
+    )
+    same = all(t is None or t.dtype == streams.dtype for t in (router, mix, y))
+    need(same, f"streams {streams}, router {router}, mix {mix}, y {y}: of several types")
+    return Type.contiguous(streams.shape, streams.dtype)
+
+
+def _altup_flops(node: Node) -> int:
+    streams, _, router, mix = node.inputs[:4]
+    assert streams is not None and router is not None and mix is not None
+    tokens, count = streams.shape[:2]
+    mixed = mix.shape[0] // count
+    return 2 * (tokens * router.type.count + node.type.count * mixed + tokens * mix.type.count)
+
+
+@op(shape=_altup_shape, flops=_altup_flops)
+def altup(
+    streams: Tensor,
+    norm: Tensor,
+    router: Tensor,
+    mix: Tensor,
+    y: Tensor | None = None,
+    *,
+    active: int,
+    eps: float,
+    scale: float,
+) -> Tensor:
+    """Alternating updates (arXiv:2301.13310): the streams of each token as a layer is expected to
+    leave them, or, with the y that it made of the active one, corrected by that
+
+        r = tanh(scale rms_norm(y, or the active stream) router^T)          shares = mix r
+        streams + shares streams          streams + (shares + 1) (y - the active stream)
+
+    streams [T, N, D], norm [D], router [R, D], mix [N N, R], or [N, R] with y [T, D] -> [T, N, D],
+    contiguous
+    """
+    one = streams[:, active]
+    read = one if y is None else y
+    routed = rms_norm.reference(read, norm, eps=eps) * scale
+    shares = F.linear(F.linear(routed, router).tanh(), mix)
+    if y is None:
+        return add_mixed.reference(streams, streams, shares.unflatten(1, (-1, streams.shape[1])))
+    return add_mixed.reference(streams, (y - one).unsqueeze(1), (shares + 1).unsqueeze(2))

@@ -144,6 +144,21 @@ def _head_matmul(dims: Dims, node: Node, states: list[State]) -> Located:
     return Located((WHOLE, Split(0, heads.segments)), heads)
 
 
+@rule("add_mixed")
+def _add_mixed(dims: Dims, node: Node, states: list[State]) -> Located:  # noqa: ARG001
+    """Whole, and so are the few numbers by which streams are mixed: each rank has its own rather
+    than wait for the others.
+    """
+    names, at = set(), node.inputs[2]
+    while at is not None and at.op in ("reshape", "scale", "softcap", "matmul"):
+        names |= {at.name} if at.op == "matmul" else set()
+        at = at.inputs[0]
+    shared = [d for d in dims.made if not d.whole and any(key[0] in names for key in d.keys)]
+    if shared:
+        raise Conflict(shared, "it says how streams are mixed")
+    return all_whole(node)
+
+
 @rule("lora")
 def _lora(dims: Dims, node: Node, states: list[State]) -> Located:  # noqa: ARG001
     """Split as the product that it is added to. Its sum is partial, too, where x is split by

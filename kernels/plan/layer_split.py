@@ -19,6 +19,7 @@ from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.graph import Node
 
 LAYER = re.compile(r"(?:^|\.)blk\.(\d{1,5})\.")
+ALIGNED = 16  # bytes: by what operands of launches begin at multiples of
 STATE = re.compile(r"\.(\d{1,5})$")  # of a graph input that is part of a cache, such as kv.3
 
 
@@ -97,9 +98,20 @@ def first_of_each_kind(nodes: Sequence[Node]) -> set[int]:
     for node, layer in _of_the_others(nodes, stated).items():
         if node in stated or (node in inside and (node in behind or layer < last)):
             types = tuple(i and i.type for i in node.inputs)
-            kinds[layer][node.op, types, tuple(node.attrs.items())] += 1
+            kinds[layer][node.op, types, _what_counts(node)] += 1
     first = {frozenset(kinds[n].items()): n for n in sorted(kinds, reverse=True)}
     return set(first.values()) if len(first) > 1 else set(sorted(kinds)[:2]) or {0}
+
+
+def _what_counts(node: Node) -> Hashable:
+    """Attributes of a node, as far as what is launched depends on them: of columns, as each layer
+    has its own of what comes before the first, how many there are, and where in 16 bytes they begin
+    (`mtmd.kernels.gpu.ahead.operand_locations`).
+    """
+    if node.op != "columns":
+        return tuple(node.attrs.items())
+    start, stop = node.attrs["start"], node.attrs["stop"]
+    return stop - start, start * node.dtype.itemsize % ALIGNED
 
 
 def layer_weights(nodes: Sequence[Node], count: int) -> list[int]:

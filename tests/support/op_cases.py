@@ -711,6 +711,16 @@ def _add_mixed(d: Draw) -> Case:
     return [d.values(*shape) for shape in shapes], {}
 
 
+def _altup(d: Draw) -> Case:
+    tokens, streams, width, routed = d.batch(), d.batch(), d.size(), d.batch()
+    corrects = d.maybe()
+    shapes = (routed, width), (streams if corrects else streams**2, routed)
+    y = d.values(tokens, width) if corrects else None
+    norm = d.values(width, dtype=torch.float32)
+    attrs = {"active": d.rng.randrange(streams), "eps": 1e-6, "scale": 0.5}
+    return [d.values(tokens, streams, width), norm, *(d.values(*s) for s in shapes), y], attrs
+
+
 def _sequences(d: Draw) -> tuple[int, int, Tensor, Tensor]:
     """Tokens, slots in the pool, starts and slots of a few sequences, some of them without
     tokens.
@@ -850,6 +860,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "gaussian_topk": _gaussian_topk,
     "cumulative_norm": _cumulative_norm,
     "add_mixed": _add_mixed,
+    "altup": _altup,
     "layer_norm": _layer_norm,
     "lora": _lora,
     "matmul": _matmul,

@@ -4,7 +4,8 @@ for them, and is right on its own; the order is that in which most is found.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -292,6 +293,89 @@ def _source(
     return source if source_op in (None, source.op) else None
 
 
+def updated_streams(graph: Graph) -> Iterator[Match]:
+    """Streams of each token mixed by what a router says of the active one, or corrected by what a
+    layer made of that, as much as a router says of it.
+    """
+    for node in graph.of("add_mixed"):
+        streams, x, shares = node.inputs
+        assert streams is not None and x is not None and shares is not None
+        routed = _Routed.found(graph, shares, node)
+        if routed is None:
+            continue
+        nodes, read = [node, *routed.nodes], routed.read
+        if x is streams and not routed.added:
+            y, one = None, read
+        else:
+            change = _source(graph, x, "reshape", node)
+            if change is None or change.op != "add" or not graph.only_for(change, x):
+                continue
+            y, less = change.inputs
+            assert y is not None and less is not None
+            one = _source(graph, less, "scale", change)
+            if y is not read or one is None or not routed.added or y.dtype != streams.dtype:
+                continue
+            if (less.attrs["factor"], less.attrs.get("offset", 0.0)) != (-1.0, 0.0):
+                continue
+            nodes += [change, less]
+        active = _stream_of(one, streams)
+        if active is None:
+            continue
+        made = ops.altup(streams, *routed.weights, y, active=active, name=node.name, **routed.attrs)
+        yield Match(tuple(nodes), made, {node: made})
+
+
+@dataclass(frozen=True)
+class _Routed:
+    """Shares of a token's streams: a product of what a router says of the rows `read`, behind their
+    norm. weights: the norm's, the router's, the product's; added: 1 is, to each.
+    """
+
+    nodes: tuple[Node, ...]
+    read: Node
+    weights: tuple[Node, ...]
+    attrs: Mapping[str, float]
+    added: bool
+
+    @classmethod
+    def found(cls, graph: Graph, shares: Node, user: Node) -> _Routed | None:
+        at = _source(graph, shares, "reshape", user)
+        if at is None or not graph.only_for(at, shares):
+            return None
+        added = at.op == "scale"
+        above = ("matmul", "softcap", "matmul", "scale", "rms_norm")
+        chain = []
+        for op in ("scale", *above) if added else above:
+            chain.append(at)
+            source = _source(graph, at, op, chain[-2]) if len(chain) > 1 else at.inputs[0]
+            if at.op != op or source is None:
+                return None
+            at = source
+        product, capped, router, scaled, norm = chain[added:]
+        weights = (*norm.inputs, None)[1], router.inputs[1], product.inputs[1]
+        plain = all(
+            n.inputs[2:] in ((), (None,)) and not n.attrs.get("quant") for n in (product, router)
+        )
+        if not plain or None in weights or capped.attrs["cap"] != 1.0 or scaled.attrs.get("offset"):
+            return None
+        if added and (chain[0].attrs["factor"], chain[0].attrs.get("offset")) != (1.0, 1.0):
+            return None
+        attrs = {"eps": norm.attrs["eps"], "scale": scaled.attrs["factor"]}
+        return cls(tuple(chain), at, weights, attrs, added)  # type: ignore[arg-type]
+
+
+def _stream_of(node: Node, streams: Node) -> int | None:
+    """The number of the stream that a node is, [T, D] of [T, N, D]; None if it is none."""
+    flat = node.inputs[0] if node.op == "columns" else None
+    if flat is None or flat.op != "reshape" or flat.inputs[0] is not streams:
+        return None
+    count, width = streams.shape[1:]
+    start, stop = _between(node)
+    if flat.shape != (streams.shape[0], count * width) or start % width or stop - start != width:
+        return None
+    return start // width
+
+
 def activated_products(graph: Graph) -> Iterator[Match]:
     """A product and GELU of it: in any form where weights are quantized, whose products are our own
     kernels; else by the tanh approximation and with a bias, as cuBLAS has it and no other form.
@@ -472,6 +556,7 @@ RULES: tuple[Rule, ...] = (
     paged_attention,
     turned_queries,
     stored_keys,
+    updated_streams,
     residual_norms,
     residual_layer_norms,
     gated_norms,

@@ -9,10 +9,10 @@ import torch
 
 from mtmd.base.errors import PlacementError
 from mtmd.kernels.backends.gpu import Gpu
-from mtmd.kernels.gpu import delta_gates, embed, gated, sigmoid_gate
+from mtmd.kernels.gpu import altup, delta_gates, embed, gated, sigmoid_gate
 from mtmd.kernels.gpu.moe import kernel as moe
 from mtmd.kernels.gpu.moe.cases import problem as experts
-from mtmd.kernels.gpu.norms import add_layer_norm, add_norm, gated_norm
+from mtmd.kernels.gpu.norms import add_layer_norm, add_norm, gated_norm, largest, match_magnitude
 from mtmd.kernels.gpu.paged_attention import kernel as paged
 from mtmd.kernels.gpu.paged_attention.cases import problem as pages
 from mtmd.kernels.gpu.rotary import kv_store, rope
@@ -278,6 +278,51 @@ def test_gates_of_heads_that_are_refused():
         delta_gates.KERNEL.run(x, torch.zeros(4)[::2], torch.zeros(2), x)
 
 
+STREAMS = (of(3, 4, 24), of(24), of(4, 24), of(16, 4))
+UPDATE = {"active": 0, "eps": 1e-6, "scale": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({0: of(3, 4, 24, dtype=torch.float64)}, "streams is fp64"),
+        ({2: Type((4, 24), f32, (1, 4))}, "router has strides"),
+        ({3: of(4, 4), 4: Type((3, 24), f32, (1, 3))}, "y has strides [1, 3]"),
+        ({0: of(3, 17, 24), 3: of(289, 4)}, "17 streams, 4 rows of a router"),
+        ({2: of(17, 24), 3: of(16, 17)}, "4 streams, 17 rows of a router"),
+        ({0: of(2**27, 4, 24)}, "fewer than 2^31 programs"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_streams_that_are_refused(changed, words):
+    types = [changed.get(i, t) for i, t in enumerate((*STREAMS, None))]
+    assert words in str(altup.KERNEL.rejects(*types, **UPDATE))
+
+
+def test_rows_whose_largest_values_torch_finds():
+    def refusal(x):
+        return str(largest.KERNEL.rejects(x, deviations=0.5))
+
+    assert "x is fp64" in refusal(of(3, 4, dtype=torch.float64))
+    assert "rows one after another" in refusal(Type((3, 4), f32, (1, 3)))
+    assert "rows one after another" in refusal(Type((3, 4), f32, (2, 1)))
+    assert "up to 16384 values" in refusal(of(3, 16385))
+
+
+def test_rows_that_torch_makes_as_large_as_others():
+    def refusal(y, x, floor=1e-5):
+        return str(match_magnitude.KERNEL.rejects(y, x, floor=floor))
+
+    one = of(3, 1, 8)
+    assert "x is fp64" in refusal(of(3, 2, 8), of(3, 1, 8, dtype=torch.float64))
+    assert "rows of tokens" in refusal(of(3, 8), of(3, 8))
+    assert "stride 1 in the last" in refusal(of(3, 2, 8), Type((3, 1, 8), f32, (1, 3, 3)))
+    assert "one after another" in refusal(Type((3, 2, 8), f32, (8, 24, 1)), one)
+    assert "as many tokens" in refusal(of(3, 2, 8), of(1, 1, 8))
+    assert "floor 0.0" in refusal(of(3, 2, 8), one, 0.0)
+    assert "up to 16384 values" in refusal(of(3, 2, 16385), of(3, 1, 16385))
+
+
 @pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of what a GPU computes in silence
 def test_a_token_whose_numbers_overflowed_spoils_no_other():
     """Compiled, a comparison with NaN is lost, also by the lanes that hold no expert."""
@@ -288,6 +333,25 @@ def test_a_token_whose_numbers_overflowed_spoils_no_other():
         router[0] = float("nan")
         result = moe.KERNEL.run(x, router, *rest, **case.options)
         assert result[0].isnan().all() and torch.equal(result[1:], whole[1:])
+
+
+def test_what_is_no_number_in_a_token_stays_there():
+    """Also in a row that is cut at zero, and of a size that is no less than a floor."""
+    nan = float("nan")
+    for case in (altup.problem(3, 40), altup.problem(3, 40, correct=True)):
+        streams, *others, y = case.inputs()
+        whole = altup.KERNEL.run(streams, *others, y, **case.options)
+        read = streams[:, 0] if y is None else y
+        read[1, 7] = nan
+        result = altup.KERNEL.run(streams, *others, y, **case.options)
+        assert result[1].isnan().all() and torch.equal(result[::2], whole[::2])
+    x = torch.randn(3, 40)
+    x[1, 7] = nan
+    assert largest.KERNEL.run(x, deviations=0.5).isnan().any(1).tolist() == [False, True, False]
+    y = x[:, None]
+    for pair in ((y, torch.ones(3, 1, 40)), (torch.ones(3, 1, 40), y)):
+        result = match_magnitude.KERNEL.run(*pair, floor=1e-5)
+        assert result.isnan().all(2).flatten().tolist() == [False, True, False]
 
 
 def test_a_gate_that_is_no_number_is_none_afterwards():

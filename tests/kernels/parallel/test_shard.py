@@ -116,6 +116,26 @@ def test_the_largest_of_a_gate_leave_the_products_around_it_split() -> None:
         torch.testing.assert_close(output, expected)
 
 
+def test_how_streams_are_mixed_is_not_shared_out() -> None:
+    """Nobody waits for a few numbers of a token: the products that make them are every rank's."""
+    streams, source = torch.randn(3, 2, 6), Source()
+    given = graph_input("streams", (3, 2, 6), torch.float32, lambda _: streams)
+    flat = ops.columns(ops.reshape(given, shape=(3, 12)), start=0, stop=6)
+    y = ops.matmul(flat, source.add("router", torch.randn(4, 6)), name="router")
+    y = ops.softcap(y, cap=1.0, name="capped")
+    y = ops.matmul(y, source.add("mix", torch.randn(4, 4)), name="mix")
+    shares = ops.reshape(ops.scale(y, factor=1.0, offset=1.0), shape=(3, 2, 2))
+    mixed = ops.add_mixed(given, given, shares, name="mixed")
+    sharings = [Sharding(Member(rank, 2)) for rank in range(2)]
+    graphs = [sharing.rewrite([mixed]) for sharing in sharings]
+    assert not {"all_gather", "all_reduce"} & {n.op for n in toposort(*graphs[0])}
+    assert {one.name for one in sharings[0].kept_whole} == {"router", "mix"}
+    assert not any(one.refused for one in sharings[0].kept_whole)
+    ((expected,),) = lockstep([[mixed]], {}, [{}])
+    for (output,) in lockstep(graphs, {}, [{}, {}]):
+        torch.testing.assert_close(output, expected)
+
+
 def test_a_view_that_a_graph_returns_is_whole_on_every_rank() -> None:
     """It shares memory, as a cache that is written in place does, and is nobody's cache."""
     x, w = torch.randn(3, 4), torch.randn(6, 4)

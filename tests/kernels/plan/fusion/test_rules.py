@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from mtmd.kernels.plan.fusion.rules import RULES
 from mtmd.kernels.plan.scheduler import Override, Plan, make_plan
 
 T, G, H, K, D = 5, 2, 4, 16, 24
+N = 3  # streams of a token
 
 
 class Source:
@@ -331,6 +333,56 @@ def test_the_gates_of_linear_attention(cast: bool, delta: bool):
     assert ops_of(compared(made)) == {"delta_gates": 1, "linear_attention": 1}
     result = ops_of(compared(made, decay))
     assert result["softplus"] == 1 and "delta_gates" not in result
+
+
+def routed(read: Node, name: str, *shape: int) -> Node:
+    """Shares of N streams by a router, as alternating updates have them."""
+    y = ops.rms_norm(read, parameter(f"{name}.norm", D), eps=1e-6, name=f"{name}.normed")
+    y = ops.scale(y, factor=1 / D, name=f"{name}.scaled")
+    y = ops.matmul(y, parameter(f"{name}.router", N, D), name=f"{name}.routed")
+    y = ops.softcap(y, cap=1.0, name=f"{name}.capped")
+    return ops.matmul(y, parameter(f"{name}.mix", prod(shape), N), name=f"{name}.shares")
+
+
+def stream(streams: Node, number: int) -> Node:
+    flat = ops.reshape(streams, shape=(T, N * D))
+    return ops.columns(flat, start=number * D, stop=(number + 1) * D)
+
+
+def updated(number: int, other: int, offset: float = 1.0) -> tuple[Node, Node, Node]:
+    """Streams predicted, what a layer makes of one of them, and the streams corrected by that."""
+    streams = value("streams", T, N, D)
+    shares = ops.reshape(routed(stream(streams, number), "before", N, N), shape=(T, N, N))
+    predicted = ops.add_mixed(streams, streams, shares, name="predicted")
+    active = stream(predicted, number)
+    y = ops.add(value("y", T, D), active, name="made")
+    shares = ops.scale(routed(y, "after", N), factor=1.0, offset=offset, name="more")
+    less = ops.scale(stream(predicted, other), factor=-1.0, name="less")
+    change = ops.reshape(ops.add(y, less, name="change"), shape=(T, 1, D))
+    shares = ops.reshape(shares, shape=(T, N, 1))
+    return predicted, y, ops.add_mixed(predicted, change, shares, name="corrected")
+
+
+@pytest.mark.parametrize("number", range(N))
+def test_streams_that_a_router_updates(number: int):
+    predicted, y, corrected = updated(number, number)
+    assert ops_of(compared(corrected)) == {"altup": 2, "add": 1}
+    assert ops_of(compared(corrected, predicted, y)) == {"altup": 2, "add": 1}
+    other = ops_of(compared(updated(number, (number + 1) % N)[2]))
+    assert other["altup"] == 2  # less another stream than the active one: that is in its attributes
+    assert ops_of(compared(updated(number, number, 0.5)[2]))["altup"] == 1
+
+
+def test_streams_whose_shares_are_read_elsewhere_are_mixed_as_before():
+    streams = value("streams", T, N, D)
+    shares = routed(stream(streams, 1), "before", N, N)
+    each = ops.reshape(shares, shape=(T, N, N))
+    mixed = ops.add_mixed(streams, streams, each, name="predicted")
+    assert ops_of(compared(mixed)) == {"altup": 1}
+    assert "altup" not in ops_of(compared(mixed, shares))
+    others = value("others", T, N, D)
+    assert "altup" not in ops_of(compared(ops.add_mixed(streams, others, each, name="other")))
+    assert "altup" not in ops_of(compared(ops.add_mixed(others, others, each, name="not its own")))
 
 
 def test_a_norm_that_is_read_twice_stays():
