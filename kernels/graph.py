@@ -58,7 +58,7 @@ class Type:
 
     @property
     def is_contiguous(self) -> bool:
-        return self == Type.contiguous(self.shape, self.dtype)
+        return self.strides == _contiguous(self.shape, self.dtype).strides
 
     def meta(self) -> torch.Tensor:
         """A tensor of this type without storage, to run shape rules on."""
@@ -183,14 +183,12 @@ def toposort(*outputs: Node) -> list[Node]:
     order: dict[Node, None] = {}
     stack = list(reversed(outputs))
     while stack:
-        node = stack[-1]
-        if node in order:
-            stack.pop()
-            continue
-        waits = [i for i in node.inputs if i is not None and i not in order]
-        if waits:
-            waits.reverse()
-            stack.extend(waits)
+        for i in stack[-1].inputs:
+            if i is not None and i not in order:
+                if i.inputs:
+                    stack.append(i)
+                    break
+                order[i] = None
         else:
             order[stack.pop()] = None
     return list(order)

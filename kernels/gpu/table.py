@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mtmd.kernels.gpu.triton_kernel import TritonKernel
-from mtmd.kernels.graph import Node
+from mtmd.kernels.graph import Node, Type
 from mtmd.kernels.kernel import types_of
+
+REFUSALS_SAVED = (
+    4096  # a node is asked about when rules replace it, when it is placed, and compiled
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ KERNELS: dict[str, tuple[Entry, ...]] = {
     "conv2d": (Entry("convolution", "conv2d", optional=True),),
     "delta_gates": (Entry("delta gates", "delta_gates"),),
     "embed": (Entry("quantized rows", "embed", applies=has_quantized_weight, optional=True),),
+    "laurel": (Entry("residuals and norm", "norms.laurel"),),
     "linear_attention": (Entry("linear attention", "linear_attention"),),
     "gated_norm": (Entry("gated norm", "norms.gated_norm"),),
     "gaussian_topk": (Entry("largest values", "norms.largest", optional=True),),
@@ -104,6 +109,13 @@ class Choice(NamedTuple):
     reason: str | None = None
 
 
+@lru_cache(maxsize=REFUSALS_SAVED)
+def _refusal(
+    entry: Entry, types: tuple[Type | None, ...], attrs: tuple[tuple[str, Any], ...]
+) -> str | None:
+    return entry.load().rejects(*types, **dict(attrs))
+
+
 def choose(node: Node, lacks: Callable[[str], str | None]) -> Choice:
     """The first kernel in the table that takes the node. `lacks(name)`: what a kernel of that name
     would need, and the device does not have; it is asked before Triton is imported.
@@ -112,7 +124,7 @@ def choose(node: Node, lacks: Callable[[str], str | None]) -> Choice:
     for entry in KERNELS.get(node.op, ()):
         if not entry.applies(node):
             continue
-        refusal = lacks(entry.name) or entry.load().rejects(*types_of(node), **node.attrs)
+        refusal = lacks(entry.name) or _refusal(entry, types_of(node), tuple(node.attrs.items()))
         if refusal is None:
             return Choice(entry.name, entry.load())
         if not entry.optional:

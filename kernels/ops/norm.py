@@ -158,6 +158,50 @@ def add_norm(
     return torch.stack((total, rms_norm.reference(total, w, eps=eps)))
 
 
+def _laurel_shape(
+    x: Type,
+    y: Type,
+    y_norm: Type,
+    u: Type,
+    v: Type,
+    v_norm: Type,
+    w: Type,
+    *,
+    eps: float,  # noqa: ARG001
+    factor: float,  # noqa: ARG001
+) -> Type:
+    need_floats(x, y, y_norm, u, v, v_norm, w)
+    same = all(t.shape == x.shape and t.dtype == x.dtype for t in (y, u, v))
+    need(same and len(x.shape) > 0, f"x {x}, y {y}, u {u}, v {v}")
+    for weight in (y_norm, v_norm, w):
+        need(weight.shape == x.shape[-1:], f"a weight {weight} does not match x {list(x.shape)}")
+    return Type.contiguous((2, *x.shape), x.dtype)
+
+
+@op(shape=_laurel_shape, flops=lambda n: 8 * n.type.count)
+def laurel(
+    x: Tensor,
+    y: Tensor,
+    y_norm: Tensor,
+    u: Tensor,
+    v: Tensor,
+    v_norm: Tensor,
+    w: Tensor,
+    *,
+    eps: float,
+    factor: float,
+) -> Tensor:
+    """s = factor ((x + rms_norm(y)) + (u + rms_norm(v))); then s and rms_norm(s) w, one behind the
+    other: a residual beside one of low rank, whose product v is
+
+    x, y, u, v [..., D], y_norm, v_norm, w [D] -> [2, ..., D]; arXiv:2411.07501
+    """
+    first = rms_norm.reference(y, y_norm, eps=eps) + x
+    second = rms_norm.reference(v, v_norm, eps=eps) + u
+    total = (first + second) * factor
+    return torch.stack((total, rms_norm.reference(total, w, eps=eps)))
+
+
 def _add_layer_norm_shape(
     x: Type,
     y: Type,

@@ -450,11 +450,8 @@ def _steps(
         in_place = (
             _may_overwrite(node, present, memory, saved) and read_until[memory[present[0]]] == index
         )
-        frees = tuple(
-            v
-            for v in dict.fromkeys((node, *present))
-            if last[v] == index and v not in saved and not v.is_leaf
-        )
+        ends = [v for v in (node, *present) if last[v] == index and v not in saved]
+        frees = tuple(dict.fromkeys(v for v in ends if not v.is_leaf)) if ends else ()
         yield Step(node, where[node], reads[node], in_place, frees)
 
 

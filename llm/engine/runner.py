@@ -196,7 +196,7 @@ class Runner:
         form = self.flash.form
         if form.all_explicit or form.explicit or not self._many_at_most:
             return False
-        steps = self.plan(BatchShape(1)).steps
+        steps = self.plan(self._sizes(PREFILL)["decode"]).steps
         return all(s.backend.large_batches for s in steps if s.node.op in ATTENTION)
 
     @property

@@ -721,6 +721,13 @@ def _altup(d: Draw) -> Case:
     return [d.values(tokens, streams, width), norm, *(d.values(*s) for s in shapes), y], attrs
 
 
+def _laurel(d: Draw) -> Case:
+    shape = (d.batch(), d.size())
+    x, y, u, v = (d.values(*shape) for _ in "xyuv")
+    y_norm, v_norm, w = (d.values(shape[1], dtype=torch.float32) for _ in "yvw")
+    return [x, y, y_norm, u, v, v_norm, w], {"eps": 1e-6, "factor": 0.7}
+
+
 def _sequences(d: Draw) -> tuple[int, int, Tensor, Tensor]:
     """Tokens, slots in the pool, starts and slots of a few sequences, some of them without
     tokens.
@@ -846,6 +853,7 @@ MAKERS: dict[str, Callable[[Draw], Case]] = {
     "delta_gates": _delta_gates,
     "embed": _embed,
     "embed_part": _embed_part,
+    "laurel": _laurel,
     "linear_attention": _linear_attention,
     "gated_norm": _gated_norm,
     "gather_pages": _gather_pages,

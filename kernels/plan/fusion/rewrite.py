@@ -119,36 +119,33 @@ def substituted(outputs: Iterable[Node], instead: Mapping[Node, Node]) -> Graph:
     read nodes that are replaced themselves.
     """
     outputs = tuple(outputs)
-    new: dict[Node, Node] = {}
+    new: dict[Node | None, Node | None] = {None: None}  # an input that is absent stays so
     stack = list(reversed(outputs))
     while stack:
         node = stack[-1]
-        if node in new:
-            stack.pop()
-            continue
         target = instead.get(node, node)
-        waits = [i for i in target.inputs if i is not None and i not in new]
-        if waits:
-            waits.reverse()
-            stack.extend(waits)
+        for i in target.inputs:
+            if i not in new:
+                assert i is not None
+                if i.inputs or i in instead:
+                    stack.append(i)
+                    break
+                new[i] = i
         else:
             stack.pop()
-            new[node] = _reading(target, new)
+            if node not in new:
+                new[node] = _reading(target, new)
     # Made in the order in which `toposort` would find them.
-    return Graph([new[o] for o in outputs], list(dict.fromkeys(new.values())))
+    made = dict.fromkeys(node for node in new.values() if node is not None)
+    return Graph([o for o in map(new.get, outputs) if o is not None], list(made))
 
 
-def _reading(node: Node, new: Mapping[Node, Node]) -> Node:
+def _reading(node: Node, new: Mapping[Node | None, Node | None]) -> Node:
     """The same with other inputs; of values of the same types, its own type is the same."""
-    same = alike = True
-    inputs = []
-    for old in node.inputs:
-        inputs.append(result := None if old is None else new[old])
-        if result is not old:
-            same = False
-            alike = alike and result is not None and old is not None and result.type == old.type
-    if same:
+    inputs = tuple(map(new.__getitem__, node.inputs))
+    if inputs == node.inputs:
         return node
-    if alike:
-        return Node(node.op, tuple(inputs), node.type, node.attrs, node.name, node.alias)
-    return OPS[node.op](*inputs, name=node.name, **node.attrs)
+    for a, b in zip(inputs, node.inputs, strict=True):
+        if a is not b and (a is None or b is None or a.type != b.type):
+            return OPS[node.op](*inputs, name=node.name, **node.attrs)
+    return Node(node.op, inputs, node.type, node.attrs, node.name, node.alias)

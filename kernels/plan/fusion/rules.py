@@ -129,6 +129,38 @@ def _turned(graph: Graph, node: Node, user: Node) -> _Turned | None:
     return _Turned(node, before if is_normed else None)
 
 
+def low_rank_residuals(graph: Graph) -> Iterator[Match]:
+    """A residual beside one of low rank, each with a norm of what is added, and the norm of both."""
+    for norm in graph.of("rms_norm"):
+        scaled, weight = (*norm.inputs, None)[:2]
+        assert scaled is not None
+        total = scaled.inputs[0] if scaled.op == "scale" else None
+        if total is None or weight is None or scaled.attrs.get("offset"):
+            continue
+        if total.op != "add" or not graph.only_for(total, scaled):
+            continue
+        nodes, operands, eps = [norm, scaled, total], [], {norm.attrs["eps"]}
+        for part in total.operands:
+            added, x = part.inputs if part.op == "add" else (None, None)
+            if added is None or x is None or not graph.only_for(part, total):
+                break
+            if not _is_added_norm(graph, added, part) or x.type.shape != added.shape:
+                break
+            nodes += [part, added]
+            operands += [x, *added.inputs]
+            eps.add(added.attrs["eps"])
+        if len(operands) != 6 or len(eps) > 1:
+            continue
+        both = ops.laurel(
+            *operands,
+            weight,
+            eps=norm.attrs["eps"],
+            factor=scaled.attrs["factor"],
+            name=f"{scaled.name}+{norm.name}",
+        )
+        yield Match(tuple(nodes), both, _halves(both, scaled, norm))
+
+
 def residual_norms(graph: Graph) -> Iterator[Match]:
     """A sum, the norm of it, and, where there is one, the norm of what is added."""
     for norm in graph.of("rms_norm"):
@@ -557,6 +589,7 @@ RULES: tuple[Rule, ...] = (
     turned_queries,
     stored_keys,
     updated_streams,
+    low_rank_residuals,
     residual_norms,
     residual_layer_norms,
     gated_norms,

@@ -385,6 +385,27 @@ def test_streams_whose_shares_are_read_elsewhere_are_mixed_as_before():
     assert "altup" not in ops_of(compared(ops.add_mixed(others, others, each, name="not its own")))
 
 
+def low_rank(offset: float = 0.0, eps: float = 1e-6) -> tuple[Node, Node, Node]:
+    """Two residuals with norms, their mean, and the norm of that."""
+    parts = []
+    for name in ("attention", "low"):
+        y = ops.rms_norm(value(name, T, D), parameter(f"{name}.w", D), eps=eps, name=f"{name}.norm")
+        parts.append(ops.add(y, value(f"{name}.x", T, D), name=f"{name}.sum"))
+    total = ops.scale(
+        ops.add(*parts, name="sum"), factor=0.7, **({"offset": offset} if offset else {}), name="s"
+    )
+    return parts[0], total, ops.rms_norm(total, parameter("w", D), eps=1e-6, name="norm")
+
+
+def test_a_residual_of_low_rank():
+    part, total, norm = low_rank()
+    assert ops_of(compared(norm)) == {"laurel": 1}
+    assert ops_of(compared(total, norm)) == {"laurel": 1}
+    assert "laurel" not in ops_of(compared(norm, part))
+    assert "laurel" not in ops_of(compared(low_rank(offset=1.0)[2]))
+    assert "laurel" not in ops_of(compared(low_rank(eps=1e-5)[2]))
+
+
 def test_a_norm_that_is_read_twice_stays():
     x, y = value("x", T, D), value("yy", T, D)
     post = ops.rms_norm(y, parameter("post", D), eps=1e-5, name="post")
