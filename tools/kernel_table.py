@@ -68,8 +68,8 @@ at most 32 rows per expert it is choices x values x units, whose operands are ma
 its norm (`kernels/gpu/norms/add_norm.py`, `kernels/gpu/norms/add_layer_norm.py`) support rows of up to 16,384 values, rotary embeddings and cache writes
 (`kernels/gpu/rotary/`) heads of up to 1,024, gated units and the quick GELU (`kernels/gpu/gated.py`), sigmoid gates
 (`kernels/gpu/sigmoid_gate.py`) and the gates and steps of linear attention (`kernels/gpu/delta_gates.py`) rows of any width, gated norms (`kernels/gpu/norms/gated_norm.py`)
-heads of up to 1,024. Up to 16 streams of a token are updated together (`kernels/gpu/altup.py`; `tile` is columns of the router x columns at a time); a row of which only the
-largest values are left (`kernels/gpu/norms/largest.py`) or that is made as large as another (`kernels/gpu/norms/match_magnitude.py`) has up to 16,384 values. Rows of quantized tables (`kernels/gpu/embed.py`) have any width. Convolutions of grids and rows (`kernels/gpu/conv2d.py`) have any
+heads of up to 1,024. Up to 16 streams of a token are updated together (`kernels/gpu/altup.py`; `tile` is columns of the router x columns at a time); rows of which only the
+largest values are left (`kernels/gpu/norms/largest.py`), that are made as large as others (`kernels/gpu/norms/match_magnitude.py`) or have a residual of low rank (`kernels/gpu/norms/laurel.py`) have up to 16,384 values. Rows of quantized tables (`kernels/gpu/embed.py`) have any width. Convolutions of grids and rows (`kernels/gpu/conv2d.py`) have any
 kernel, stride and padding, in one group or depthwise; `tile` is cells x outputs, and warps.
 
 Products that end in GELU or a gated unit (`matmul_gelu`, `matmul_gated`) are computed by `kernels/gpu/quant_matmul/kernel.py`, with quantized weights and x in 16 bits; the

@@ -4,8 +4,10 @@ here; nothing is run or compiled.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Hashable
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -65,6 +67,25 @@ def test_a_layer_of_each_kind_launches_what_all_do(name: str) -> None:
         whole = runner.new_plan(batch)
         assert programs_of(few) == programs_of(whole), batch
         assert few.nodes < whole.nodes / 3
+
+
+OWN_INPUTS = {  # each layer reads columns of its own of what comes before the first
+    "gemma3n_text": {"num_hidden_layers": 15, "num_kv_shared_layers": 5},
+    "gemma4_text": {"num_hidden_layers": 15, "num_kv_shared_layers": 5, "hidden_size": 512},
+}
+
+
+@pytest.mark.parametrize("kind", OWN_INPUTS)
+def test_layers_with_inputs_of_their_own_are_of_few_kinds(kind: str, tmp_path: Path) -> None:
+    config = {"model_type": kind, "vocab_size": 1024, "vocab_size_per_layer_input": 1024}
+    config |= {"intermediate_size": 1024, **OWN_INPUTS[kind]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    runner = subject_of("cuda:90", None, str(tmp_path)).runner
+    batches = [BatchShape(count, requested=1, sequences=1, pages=4) for count in (1, 300)]
+    for few, batch in zip(decoder_plans(runner, batches), batches, strict=True):
+        whole = runner.new_plan(batch)
+        assert programs_of(few) == programs_of(whole), batch
+        assert few.nodes < whole.nodes * 0.55
 
 
 def test_rows_that_are_wanted_change_what_is_behind_the_layers_alone() -> None:

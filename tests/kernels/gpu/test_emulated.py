@@ -33,6 +33,7 @@ CHOICE = {  # by op, the numbers of its cases: the cheapest to compile that have
     "gelu_mul": (1,),
     "kv_store": (0,),
     "l2_norm": (4,),
+    "laurel": (4,),
     "linear_attention": (3, 8, 16),
     "match_magnitude": (4,),
     "matmul": (4, 15),

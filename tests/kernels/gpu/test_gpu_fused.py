@@ -12,7 +12,14 @@ from mtmd.kernels.backends.gpu import Gpu
 from mtmd.kernels.gpu import altup, delta_gates, embed, gated, sigmoid_gate
 from mtmd.kernels.gpu.moe import kernel as moe
 from mtmd.kernels.gpu.moe.cases import problem as experts
-from mtmd.kernels.gpu.norms import add_layer_norm, add_norm, gated_norm, largest, match_magnitude
+from mtmd.kernels.gpu.norms import (
+    add_layer_norm,
+    add_norm,
+    gated_norm,
+    largest,
+    laurel,
+    match_magnitude,
+)
 from mtmd.kernels.gpu.paged_attention import kernel as paged
 from mtmd.kernels.gpu.paged_attention.cases import problem as pages
 from mtmd.kernels.gpu.rotary import kv_store, rope
@@ -307,6 +314,19 @@ def test_rows_whose_largest_values_torch_finds():
     assert "rows one after another" in refusal(Type((3, 4), f32, (1, 3)))
     assert "rows one after another" in refusal(Type((3, 4), f32, (2, 1)))
     assert "up to 16384 values" in refusal(of(3, 16385))
+
+
+def test_residuals_of_low_rank_that_are_refused():
+    one = of(8)
+
+    def refusal(x, y=None):
+        y = y or of(3, 8)
+        return str(laurel.KERNEL.rejects(x, y, one, y, y, one, one, eps=1e-6, factor=1.0))
+
+    assert "rows one after another" in refusal(Type((3, 8), f32, (1, 3)))
+    assert "rows one after another" in refusal(Type((3, 8), f32, (4, 1)))
+    assert "y has strides" in refusal(of(3, 8), Type((3, 8), f32, (24, 1)))
+    assert "x is bf16, y fp32" in refusal(of(3, 8, dtype=bf16))
 
 
 def test_rows_that_torch_makes_as_large_as_others():

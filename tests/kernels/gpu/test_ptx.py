@@ -486,6 +486,8 @@ FAULTS = [
     (SHARED + "ld.shared.b32 %r5, [%r3+1000];", "byte 1000 is out of bounds of shared memory"),
     (SHARED + "ld.shared.b32 %r5, [%r3];", "nobody wrote: byte 0"),
     ("add.s32 %r5, %r6, 1;", "a register is read that nothing was written to"),
+    ("mov.b32 {%rs1, %rs2}, %r0; mov.b32 %r5, {%rs1, %rs3}; mov.b32 {%rs4, %rs5}, %r5;", "a register is read that nothing was written to"),
+    ("mov.b32 {%rs1, %rs2}, %r0; mov.b32 %r5, {%rs1, %rs3}; mov.b32 {_, %rs5}, %r5;", "a register is read that nothing was written to"),
     ("setp.lt.s32 %p1, %r0, 7; @%p1 mov.b32 %r6, 1; add.s32 %r5, %r6, 1;", "written to; block 0, thread 7; 57 threads"),
     (SHARED + "st.shared.b32 [%r3], %r0; xor.b32 %r4, %r3, 252; ld.shared.b32 %r5, [%r4];", "a read races with a write"),
     (SHARED + "st.shared.b32 [%r3], %r0; xor.b32 %r4, %r3, 4; ld.shared.b32 %r5, [%r4];", "a read races with a write"),
@@ -516,6 +518,7 @@ def test_a_fault_is_found(body, words):
 
 
 RIGHT = [
+    "mov.b32 {%rs1, %rs2}, %r0; mov.b32 %r5, {%rs1, %rs3}; mov.b32 {%rs4, _}, %r5; cvt.u32.u16 %r6, %rs4;",
     SHARED + "st.shared.b32 [%r3], %r0; bar.sync 0; xor.b32 %r4, %r3, 252; ld.shared.b32 %r5, [%r4]; bar.sync 0; st.shared.b32 [%r3], %r1;",
     SHARED + "st.shared.b32 [%r3], %r0; bar.warp.sync -1; xor.b32 %r4, %r3, 4; ld.shared.b32 %r5, [%r4]; bar.warp.sync -1; st.shared.b32 [%r3], %r1;",
     SHARED + "st.shared.b32 [%r2], 5; bar.sync 0; ld.shared.b32 %r5, [%r2];",

@@ -62,7 +62,7 @@ def _is_part(node: object) -> bool:
 ON_WHOLE = {"add_rows", "cast", "concat", "embed", "kv_half", "layer_norm", "place_rows", "rows"}
 
 IN_FAMILIES = {"head_matmul"}  # latent attention, which tests/families/test_ranks.py shares out
-BELOW = {"channel_attention", "gaussian_topk"}
+BELOW = {"add_mixed", "channel_attention", "gaussian_topk"}
 
 
 def test_random_graphs_compute_what_the_whole_computes() -> None:

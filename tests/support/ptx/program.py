@@ -5,8 +5,8 @@ of them that are entered at their first and left at their last one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -227,6 +227,46 @@ class _Reader:
                     break
 
 
+def _registers(operands: Iterable[Operand]) -> Iterator[Register]:
+    for operand in operands:
+        if isinstance(operand, Register):
+            yield operand
+        elif isinstance(operand, tuple):
+            yield from _registers(operand)
+        elif isinstance(operand, Address) and isinstance(operand.base, Register):
+            yield operand.base
+
+
+def _fill_what_nobody_reads(stretches: Sequence[Stretch]) -> None:
+    """Put a zero where the compiler packs a register that nothing is ever written to, into one of
+    which others take the other parts alone.
+    """
+    every = [ins for stretch in stretches for ins in stretch.instructions]
+    written = {r for ins in every for r in _registers(ins.operands[:1])}
+    reads: dict[Register, list[Instruction]] = {}
+    for ins in (*every, *(stretch.end for stretch in stretches if stretch.end)):
+        for register in (*_registers(ins.operands[1:]), *([ins.guard[0]] if ins.guard else [])):
+            reads.setdefault(register, []).append(ins)
+
+    def taken(ins: Instruction, place: int) -> bool:
+        to = ins.operands[0]
+        unpacks = ins.words[0] == "mov" and isinstance(to, tuple)
+        return not (unpacks and to[place] == Name("_"))
+
+    for stretch in stretches:
+        for number, ins in enumerate(stretch.instructions):
+            to, *of = ins.operands[:2] or (None,)
+            if ins.words[0] != "mov" or not (of and isinstance(of[0], tuple)):
+                continue
+            parts = tuple(
+                Immediate(0)
+                if part not in written and not any(taken(r, place) for r in reads.get(to, ()))
+                else part
+                for place, part in enumerate(of[0])
+            )
+            stretch.instructions[number] = replace(ins, operands=(to, parts))
+
+
 def parse(text: str) -> Program:
     """Raises Unsupported for what is no statement of a kernel."""
     entry = ENTRY.search(text)
@@ -258,6 +298,7 @@ def parse(text: str) -> Program:
         else:
             stretches[-1].instructions.append(statement)
     names = frozenset(SHARED.findall(text[: entry.start()]))
+    _fill_what_nobody_reads(stretches)
     return Program(
         entry[1], parameters, reader.registers.count, int(threads[1]), labels, stretches, names
     )
