@@ -120,8 +120,8 @@ def rejects(o: Operands) -> str | None:
 def plan(o: Operands) -> Plan:
     (tokens, count, width), rows = o.streams.shape, o.router.shape[0]
     lanes, of_router = power_of_two(count), power_of_two(rows)
-    most = 256 if tokens <= FEW else ROUTED // lanes
-    columns = min(power_of_two(max(width, 1)), most)
+    maximum = 256 if tokens <= FEW else ROUTED // lanes
+    columns = min(power_of_two(max(width, 1)), maximum)
     scalars: dict[str, int | float] = {
         "D": width,
         "R": rows,
@@ -154,8 +154,8 @@ def problem(
     active: int = 0,
     rows: int | None = None,
 ) -> Problem:
-    """So many tokens of `count` streams. `correct`: there is a y, whose rows lie apart; `rows`: of
-    the router, as many as streams if None. Columns that are not y's hold NaN.
+    """Make a problem of so many tokens of `count` streams. `correct`: there is a y, whose rows lie
+    apart; `rows`: of the router, as many as streams if None. Columns that are not y's hold NaN.
     """
     rows = count if rows is None else rows
     streams = torch.randn(tokens, count, width, generator=rng).to(dtype)

@@ -46,8 +46,8 @@ def largest_kernel(x, out, D, x_step, deviations, COLUMNS: tl.constexpr):
     c = tl.arange(0, COLUMNS)
     value = tl.load(x + row * x_step + c, mask=c < D, other=0).to(tl.float32)
     value -= tl.sum(value, 0) / D
-    apart = tl.where(c < D, value, 0)
-    value -= deviations * tl.sqrt(tl.sum(apart * apart, 0) / D)
+    centered = tl.where(c < D, value, 0)
+    value -= deviations * tl.sqrt(tl.sum(centered * centered, 0) / D)
     value = tl.where(value < 0, 0.0, value)  # NaN stays
     tl.store(out + row * D + c, value.to(out.dtype.element_ty), mask=c < D)
 

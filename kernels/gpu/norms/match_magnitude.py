@@ -104,8 +104,8 @@ def problem(
     spread: bool = False,
     size: float = 1.0,
 ) -> Problem:
-    """So many rows of each token, of `size` about. `each`: there is a row of x for each; `spread`:
-    x is a part of rows of which the others hold NaN.
+    """Make a problem of so many rows of each token, of `size` about. `each`: there is a row of x
+    for each; `spread`: x is a part of rows of which the others hold NaN.
     """
     y = torch.randn(tokens, rows, width, generator=rng).mul_(size).to(dtype)
     of_x = rows if each else 1

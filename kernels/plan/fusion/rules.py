@@ -130,7 +130,7 @@ def _turned(graph: Graph, node: Node, user: Node) -> _Turned | None:
 
 
 def low_rank_residuals(graph: Graph) -> Iterator[Match]:
-    """A residual beside one of low rank, each with a norm of what is added, and the norm of both."""
+    """A residual beside one of low rank, each with a norm of what is added; the norm of both."""
     for norm in graph.of("rms_norm"):
         scaled, weight = (*norm.inputs, None)[:2]
         assert scaled is not None
@@ -332,7 +332,7 @@ def updated_streams(graph: Graph) -> Iterator[Match]:
     for node in graph.of("add_mixed"):
         streams, x, shares = node.inputs
         assert streams is not None and x is not None and shares is not None
-        routed = _Routed.found(graph, shares, node)
+        routed = _Routed.match(graph, shares, node)
         if routed is None:
             continue
         nodes, read = [node, *routed.nodes], routed.read
@@ -370,7 +370,7 @@ class _Routed:
     added: bool
 
     @classmethod
-    def found(cls, graph: Graph, shares: Node, user: Node) -> _Routed | None:
+    def match(cls, graph: Graph, shares: Node, user: Node) -> _Routed | None:
         at = _source(graph, shares, "reshape", user)
         if at is None or not graph.only_for(at, shares):
             return None
