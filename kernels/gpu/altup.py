@@ -162,10 +162,12 @@ def problem(
     norm = torch.rand(width, generator=rng).add_(0.5)
     router = torch.randn(rows, width, generator=rng).mul_(width**0.5).to(dtype)
     mix = torch.randn(count * (1 if correct else count), rows, generator=rng).to(dtype)
-    y = torch.full((tokens, width + 8), torch.nan)
-    y[:, :width] = torch.randn(tokens, width, generator=rng)
-    y = y.to(dtype)[:, :width] if correct else None
-    return given(streams, norm, router, mix, y, active=active, eps=1e-6, scale=1 / width)
+    wide = torch.full((tokens, width + 8), torch.nan)
+    wide[:, :width] = torch.randn(tokens, width, generator=rng)
+    y = wide.to(dtype)[:, :width]
+    return given(
+        streams, norm, router, mix, y if correct else None, active=active, eps=1e-6, scale=1 / width
+    )
 
 
 _B, _H = torch.bfloat16, torch.float16

@@ -149,7 +149,7 @@ def _add_mixed(dims: Dims, node: Node, states: list[State]) -> Located:  # noqa:
     """Whole, and so are the few numbers by which streams are mixed: each rank has its own rather
     than wait for the others.
     """
-    names, at = set(), node.inputs[2]
+    names, at = set[str](), node.inputs[2]
     while at is not None and at.op in ("reshape", "scale", "softcap", "matmul"):
         names |= {at.name} if at.op == "matmul" else set()
         at = at.inputs[0]

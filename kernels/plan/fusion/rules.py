@@ -139,7 +139,8 @@ def low_rank_residuals(graph: Graph) -> Iterator[Match]:
             continue
         if total.op != "add" or not graph.only_for(total, scaled):
             continue
-        nodes, operands, eps = [norm, scaled, total], [], {norm.attrs["eps"]}
+        nodes, operands = [norm, scaled, total], list[Node | None]()
+        eps = {norm.attrs["eps"]}
         for part in total.operands:
             added, x = part.inputs if part.op == "add" else (None, None)
             if added is None or x is None or not graph.only_for(part, total):
@@ -336,20 +337,21 @@ def updated_streams(graph: Graph) -> Iterator[Match]:
         if routed is None:
             continue
         nodes, read = [node, *routed.nodes], routed.read
-        if x is streams and not routed.added:
-            y, one = None, read
-        else:
+        y: Node | None = None
+        one = read
+        if x is not streams or routed.added:
             change = _source(graph, x, "reshape", node)
             if change is None or change.op != "add" or not graph.only_for(change, x):
                 continue
             y, less = change.inputs
             assert y is not None and less is not None
-            one = _source(graph, less, "scale", change)
-            if y is not read or one is None or not routed.added or y.dtype != streams.dtype:
+            subtracted = _source(graph, less, "scale", change)
+            if y is not read or subtracted is None or not routed.added or y.dtype != streams.dtype:
                 continue
             if (less.attrs["factor"], less.attrs.get("offset", 0.0)) != (-1.0, 0.0):
                 continue
             nodes += [change, less]
+            one = subtracted
         active = _stream_of(one, streams)
         if active is None:
             continue
