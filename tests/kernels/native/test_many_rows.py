@@ -118,6 +118,20 @@ def test_the_forms_of_other_cpus(name, monkeypatch, tmp_path):
     assert many_rows.form_of("NF4_64", "f32")[0] == many_rows.form_of("F8_64", "f32")[0] == "single"
 
 
+@pytest.mark.parametrize("name", sorted(CPUS.keys() - {"AVX-512 BF16"}))
+def test_instructions_of_weights_of_8_bits(name, tmp_path):
+    """Nothing is run: the steps of a product are written out, and what adds fours is that."""
+    target = CPUS[name]
+    form = octets.in_octets("Q8_0", cpu.form_of(target, "f32", False), target)
+    text = Compiler(target, tmp_path).assembly(product.emit_product, "Q8_0", form, "f32", "f32")
+    _, _, rows, columns = form
+    by_fours, by_twos = (text.count(f"\t{what}\t") for what in ("vpdpbusd", "vpmaddubsw"))
+    if "VNNI" in name:
+        assert by_fours >= octets.UNROLLED * rows * columns
+    else:
+        assert by_fours == 0 and by_twos >= octets.RUN // octets.FOUR * rows * columns
+
+
 def by_shifts(_, x, w, total):
     """What `vpdpbusd` does with bytes x without a sign and signed w, four of them in 32 bits."""
     x, w = x.bits(total.type), w.bits(total.type)
