@@ -93,13 +93,13 @@ def test_rows_are_read_by_halves_of_32(rows):
 
 
 @pytest.mark.parametrize("name", CPUS)
-def test_the_forms_of_other_cpus(name, monkeypatch, tmp_path):
+def test_the_forms_of_other_cpus(name, monkeypatch):
     if not host().has(NEEDS[name]):
         pytest.skip(f"the CPU has no {name}")
     target = CPUS[name]
     monkeypatch.setattr(cpu, "host_form", lambda dtype: cpu.form_of(target, dtype, False))
     monkeypatch.setattr(many_rows, "host_form", cpu.host_form)
-    monkeypatch.setattr(compile._shared, "compiler", Compiler(target, tmp_path))
+    monkeypatch.setattr(compile._shared, "compiler", Compiler(target))
     form = many_rows.host_form("bf16")
     assert form == (("pairs", 16, 8, 2) if "BF16" in name else many_rows.host_form("f32"))
     for kind, dtype in (

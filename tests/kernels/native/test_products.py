@@ -183,8 +183,8 @@ def test_sums_do_not_overflow_where_all_is_as_large_as_can_be(kind):
 @pytest.mark.parametrize(
     "kind", ("Q4_K", "TQ1_0", "Q1_0", "MXFP4", "IQ2_XS", "IQ3_S", "F8_64", "NF4_64")
 )
-def test_code_for_other_cpus(kind, features, monkeypatch, tmp_path):
-    monkeypatch.setattr(compile._shared, "compiler", Compiler(Cpu(V3, features), tmp_path))
+def test_code_for_other_cpus(kind, features, monkeypatch):
+    monkeypatch.setattr(compile._shared, "compiler", Compiler(Cpu(V3, features)))
     width = width_of(kind, 5)
     x, w = values(2, width), weight(kind, 3, width)
     result = run(kind, x, w, torch.full((2, 3), torch.nan))

@@ -122,13 +122,19 @@ def eight_at_random(shared: Model, demo: Model) -> None:
         assert sequence.finish in ("length", "cancelled")
 
 
-def test_a_rank_that_is_killed_ends_what_waits(shared: Model) -> None:
-    shared.describe(SHAPES)
+def test_a_rank_outlives_what_a_terminal_and_systemd_send_to_all_and_its_end_ends_what_waits(
+    shared: Model,
+) -> None:
+    answer = shared.describe(SHAPES)
+    (pid,) = processes(shared)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(pid, number)
+    assert shared.describe(SHAPES) == answer and not gone([pid])
     events = shared.stream(
         [{"role": "user", "content": [{"type": "image", "image": SHAPES}]}], ignore_eos=True
     )
     next(events)
-    os.kill(processes(shared)[0], signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     with pytest.raises(DeviceError, match="rank 1 of 2 was ended by signal 9"):
         list(events)
     with pytest.raises(DeviceError, match="rank 1 of 2"):
@@ -143,14 +149,6 @@ def test_a_rank_that_is_killed_between_requests_is_a_fault(shared: Model) -> Non
     with pytest.raises(DeviceError, match="signal 9"):
         shared.describe(SHAPES)
     assert "rank 1 of 2" in str(reported.get(timeout=60))  # after those who wait
-
-
-def test_a_rank_outlives_what_a_terminal_and_systemd_send_to_all(shared: Model) -> None:
-    answer = shared.describe(SHAPES)
-    (pid,) = processes(shared)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        os.kill(pid, number)
-    assert shared.describe(SHAPES) == answer and not gone([pid])
 
 
 def begun(location: bytes) -> subprocess.Popen[bytes]:
