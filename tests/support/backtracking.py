@@ -25,6 +25,7 @@ LENGTHS = (64, 128, 256)  # characters of the texts that are compared
 STEPS_MAX = 120  # for each character of a text
 EXPONENT_MAX = 1.1
 ANY_TEXT = "aZ0_ \n-.,:;/\\\"'<>[](){}|=+*%é日\x00"
+CHARS = (c.LITERAL, c.NOT_LITERAL, c.ANY, c.IN)  # items that take one character
 _FAILS = ("", "\x00", "a", " ")
 
 
@@ -86,7 +87,7 @@ class Matcher:
         self.tree = parser.parse(pattern, flags)
         self.flags = self.tree.state.flags
         self._left = 0
-        self._known: dict[tuple[int, str], bool] = {}
+        self._known: dict[tuple[Any, str], bool] = {}
         self.chars = _representatives(self)
 
     def steps(self, text: str, how: str) -> float:
@@ -106,7 +107,7 @@ class Matcher:
         return maximum - self._left
 
     def _first(self, text: str, at: int, whole: bool) -> int | None:
-        for end in self._items(list(self.tree), 0, text, at, {}):
+        for end in self._items(self.tree.data, 0, text, at, {}):
             if not whole or end == len(text):
                 return end
         return None
@@ -120,6 +121,11 @@ class Matcher:
         self, items: list[Any], first: int, text: str, at: int, groups: dict[int, tuple[int, int]]
     ) -> Iterator[int]:
         """Where what `items[first:]` match may end, in the order in which it is tried."""
+        while first < len(items) and items[first][0] in CHARS:
+            self._step()
+            if at == len(text) or not self.takes(items[first], text[at]):
+                return
+            first, at = first + 1, at + 1
         if first == len(items):
             yield at
             return
@@ -129,15 +135,12 @@ class Matcher:
     def _one(self, item: Any, text: str, at: int, groups: Any) -> Iterator[int]:
         self._step()
         op, value = item
-        if op in (c.LITERAL, c.NOT_LITERAL, c.ANY, c.IN):
-            if at < len(text) and self.takes(item, text[at]):
-                yield at + 1
-        elif op is c.BRANCH:
+        if op is c.BRANCH:
             for branch in value[1]:
-                yield from self._items(list(branch), 0, text, at, groups)
+                yield from self._items(branch.data, 0, text, at, groups)
         elif op is c.SUBPATTERN:
             number, _, _, inner = value
-            for end in self._items(list(inner), 0, text, at, groups):
+            for end in self._items(inner.data, 0, text, at, groups):
                 if number is not None:
                     groups[number] = (at, end)
                 yield end
@@ -161,15 +164,15 @@ class Matcher:
 
     def _look(self, requested: bool, way: int, inner: Any, text: str, at: int, groups: Any) -> Any:
         begin = at if way > 0 else at - inner.getwidth()[0]
-        ends = self._items(list(inner), 0, text, begin, groups) if begin >= 0 else iter(())
+        ends = self._items(inner.data, 0, text, begin, groups) if begin >= 0 else iter(())
         if any(way > 0 or end == at for end in ends) == requested:
             yield at
 
     def _repeat(
         self, op: Any, minimum: int, maximum: int, inner: Any, text: str, at: int, groups: Any
     ) -> Iterator[int]:
-        items = list(inner)
-        if len(items) == 1 and items[0][0] in (c.LITERAL, c.NOT_LITERAL, c.ANY, c.IN):
+        items = inner.data
+        if len(items) == 1 and items[0][0] in CHARS:
             yield from self._repeat_char(op, minimum, maximum, items[0], text, at)
             return
 
@@ -224,10 +227,11 @@ class Matcher:
 
     def takes(self, item: Any, char: str) -> bool:
         """Whether a character, or a set of them, is `char`."""
-        key = id(item[1]) if item[0] is c.IN else hash(item), char
-        if key not in self._known:
-            self._known[key] = self._is_in(item, char)
-        return self._known[key]
+        key = id(item[1]) if item[0] is c.IN else item, char
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._is_in(item, char)
+        return known
 
     def _is_in(self, item: Any, char: str) -> bool:
         op, value = item
@@ -249,7 +253,7 @@ class Matcher:
 
     def attacks(self) -> Iterator[Any]:
         """Functions from a length to a text of about that length."""
-        whole = [self._sample(list(self.tree), random.Random(seed)) for seed in range(3)]
+        whole = [self._sample(self.tree.data, random.Random(seed)) for seed in range(3)]
         for begin in dict.fromkeys(w[:n] for w in whole for n in range(1, min(len(w), 40) + 1)):
             yield _again(begin)
         for prefix, units in self._pumps():
@@ -269,30 +273,30 @@ class Matcher:
         """For each repetition: what leads to it, and some of what it repeats."""
         result: dict[str, dict[str, None]] = {}
         for seed in range(2):
-            self._walk(list(self.tree), "", random.Random(seed), result)
+            self._walk(self.tree.data, "", random.Random(seed), result)
         return [(prefix, list(units)[:5]) for prefix, units in result.items()]
 
     def _walk(self, items: list[Any], prefix: str, rng: random.Random, result: Any) -> str:
         for item in items:
             op, value = item
             if op is c.SUBPATTERN:
-                prefix = self._walk(list(value[3]), prefix, rng, result)
+                prefix = self._walk(value[3].data, prefix, rng, result)
             elif op is c.BRANCH:
-                ends = [self._walk(list(branch), prefix, rng, result) for branch in value[1]]
+                ends = [self._walk(branch.data, prefix, rng, result) for branch in value[1]]
                 prefix = rng.choice(ends)
             elif op in (c.MAX_REPEAT, c.MIN_REPEAT):
                 minimum, maximum, inner = value
                 if maximum > 1:
                     units = result.setdefault(prefix, {})
-                    units |= dict.fromkeys(filter(None, self._units(list(inner), rng)))
-                once = self._walk(list(inner), prefix, rng, result)
+                    units |= dict.fromkeys(filter(None, self._units(inner.data, rng)))
+                once = self._walk(inner.data, prefix, rng, result)
                 prefix = once if max(minimum, 1) == 1 else prefix + self._sample([item], rng)
             else:
                 prefix += self._sample([item], rng)
         return prefix
 
     def _units(self, items: list[Any], rng: random.Random) -> list[str]:
-        if len(items) == 1 and items[0][0] in (c.LITERAL, c.NOT_LITERAL, c.ANY, c.IN):
+        if len(items) == 1 and items[0][0] in CHARS:
             return [char for char in self.chars if self.takes(items[0], char)]
         return [self._sample(items, rng) for _ in range(4)]
 
@@ -300,19 +304,19 @@ class Matcher:
         """A text that they are likely to match."""
         out = ""
         for op, value in items:
-            if op in (c.LITERAL, c.NOT_LITERAL, c.ANY, c.IN):
+            if op in CHARS:
                 fits = [char for char in self.chars if self.takes((op, value), char)]
                 out += rng.choice(fits) if fits else ""
             elif op is c.SUBPATTERN:
-                out += self._sample(list(value[3]), rng)
+                out += self._sample(value[3].data, rng)
             elif op is c.BRANCH:
-                out += self._sample(list(rng.choice(value[1])), rng)
+                out += self._sample(rng.choice(value[1]).data, rng)
             elif op in (c.MAX_REPEAT, c.MIN_REPEAT):
                 minimum, maximum, inner = value
                 for _ in range(min(max(minimum, 1), maximum)):
-                    out += self._sample(list(inner), rng)
+                    out += self._sample(inner.data, rng)
             elif op is c.ASSERT and value[0] > 0:
-                out += self._sample(list(value[1]), rng)
+                out += self._sample(value[1].data, rng)
         return out
 
 
@@ -345,17 +349,17 @@ def _representatives(matcher: Matcher) -> list[str]:
 
 def _sets(items: list[Any]) -> Iterator[Any]:
     for op, value in items:
-        if op in (c.LITERAL, c.NOT_LITERAL, c.ANY, c.IN):
+        if op in CHARS:
             yield op, value
         elif op is c.SUBPATTERN:
-            yield from _sets(list(value[3]))
+            yield from _sets(value[3].data)
         elif op is c.BRANCH:
             for branch in value[1]:
-                yield from _sets(list(branch))
+                yield from _sets(branch.data)
         elif op in (c.MAX_REPEAT, c.MIN_REPEAT):
             yield from _sets(list(value[2]))
         elif op in (c.ASSERT, c.ASSERT_NOT):
-            yield from _sets(list(value[1]))
+            yield from _sets(value[1].data)
 
 
 def _in(part: Any, char: str) -> bool:
