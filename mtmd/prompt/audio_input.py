@@ -212,7 +212,8 @@ def _file_at(path: str, limits: AudioLimits, unnamed: str, isolate: bool) -> Rec
     except ImageError as error:  # of the path
         text = str(error).replace("expected a picture", "expected an audio file")
         text = text.replace("an audio file file", "an audio file")
-        raise AudioError(text.replace("picture file", "audio file")) from None
+        text = text.replace("picture file", "audio file")
+        raise AudioError(text.replace("download the picture", "download the audio")) from None
     except OSError as error:
         raise AudioError(
             f"{name}: found a file that cannot be read ({error.strerror}), expected audio"

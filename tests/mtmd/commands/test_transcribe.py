@@ -33,6 +33,11 @@ def test_what_is_no_audio(mtmd: Any, tmp_path: Path, kind: str, message: str) ->
     assert message in line and advice in line and "slide.png" in line
 
 
+def test_an_address(mtmd: Any) -> None:
+    line = mtmd("transcribe", "https://example.com/talk.mp3", "-m", "no/such-model").refused()
+    assert "--allow-remote-media" in line and "download the audio" in line
+
+
 @pytest.fixture(scope="module")
 def hearing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ...]:
     """Options that choose a small model with ears."""
