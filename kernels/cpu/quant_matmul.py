@@ -81,7 +81,7 @@ def workspace(x: Type, w: Type, bias: Type | None = None, *, quant: str, int8: b
         from mtmd.kernels.cpu.native.products import prepared_bytes, scratch_bytes
 
         scratch = _shares(outer * width) * scratch_bytes(quant, width)
-        return copied + rows * prepared_bytes(quant, width) + scratch
+        return copied + rows * prepared_bytes(quant, width, rows) + scratch
     from mtmd.kernels.cpu.tiled import many_rows, product
 
     if rows < product.HALF:

@@ -196,6 +196,12 @@ def compiler() -> Compiler:
         return _shared.compiler
 
 
+def compiling_for() -> Cpu:
+    """The CPU that the process's compiler makes code for."""
+    with _shared.lock:
+        return host() if _shared.compiler is None else _shared.compiler.cpu
+
+
 _counting: ContextVar[bool] = ContextVar("counting", default=False)
 
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 import torch
 from llvmlite import ir
 
-from mtmd.kernels.cpu.native.emit import I1, I8, I16, I32, I64, Emitter, Value, vec
+from mtmd.kernels.cpu.native.emit import I1, I8, I16, I32, I64, Emitter, Value, size_of, vec
 from mtmd.kernels.quantization import iq_grids, iq_quants
 from mtmd.kernels.quantization.bits import grid
 
@@ -48,8 +48,11 @@ def _numbers(packed: str, values: tuple[int, ...], width: int, more: int) -> tup
     return tuple(int.from_bytes(bytes(number + more for number in row), "little") for row in rows)
 
 
-def _table(e: Emitter, packed: str, values: tuple[int, ...], width: int = 8) -> Value:
-    return e.table(I64 if width == 8 else I32, _numbers(packed, values, width, MORE))
+def grid_table(
+    e: Emitter, packed: str, values: tuple[int, ...], width: int = 8, more: int = MORE
+) -> Value:
+    """A grid's rows, whose numbers are `more` than what they stand for."""
+    return e.table(I64 if width == 8 else I32, _numbers(packed, values, width, more))
 
 
 def _wide(e: Emitter, ptr: Value, scalar: ir.Type, first: Value, groups: int) -> Value:
@@ -77,37 +80,37 @@ def signed8(number: int) -> int:
     return (number + 0x80) % 0x100 - 0x80
 
 
-def _eighth(e: Emitter, signs: Value) -> Value:
+def eighth(e: Emitter, signs: Value) -> Value:
     """Bytes of signs with an eighth bit, which makes the number of set ones even."""
-    bits = vec(I8, 8 * signs.lanes)
+    bits = vec(I8, size_of(signs.type) * signs.lanes)
     parity = e.call(f"llvm.ctpop.v{bits.count}i8", bits, signs.bits(bits))
     return signs | (parity << 7).bits(signs.type)
 
 
-def _packed_signs(e: Emitter, word: Value) -> Value:
+def packed_signs(e: Emitter, word: Value) -> Value:
     """Four times 7 bits as bytes."""
     spread = word & 0x7F
     for byte in range(1, 4):
         spread = spread | ((word << byte) & (0x7F << 8 * byte))
-    return _eighth(e, spread)
+    return eighth(e, spread)
 
 
 def _iq2_xxs(e: Emitter, block: Value, first: Value, groups: int) -> list[Value]:
-    table = _table(e, iq_grids.IQ2_XXS, iq_quants.IQ2_VALUES)
+    table = grid_table(e, iq_grids.IQ2_XXS, iq_quants.IQ2_VALUES)
     words = _wide(e, block.at(2), I64, first, groups)
-    signs = _packed_signs(e, words >> 32)
+    signs = packed_signs(e, words >> 32)
     return [_signed(e, e.gather(table, (words >> 8 * j) & 255), signs >> 8 * j) for j in range(4)]
 
 
 def _iq2_xs(e: Emitter, block: Value, first: Value, groups: int) -> list[Value]:
-    table = _table(e, iq_grids.IQ2_XS, iq_quants.IQ2_VALUES)
+    table = grid_table(e, iq_grids.IQ2_XS, iq_quants.IQ2_VALUES)
     words = _wide(e, block.at(2), I64, first, groups)
-    signs = _eighth(e, (words >> 9) & 0x007F007F007F007F)
+    signs = eighth(e, (words >> 9) & 0x007F007F007F007F)
     return [_signed(e, e.gather(table, (words >> 16 * j) & 511), signs >> 16 * j) for j in range(4)]
 
 
 def _iq2_s(e: Emitter, block: Value, first: Value, groups: int) -> list[Value]:
-    table = _table(e, iq_grids.IQ2_S, iq_quants.IQ2_VALUES)
+    table = grid_table(e, iq_grids.IQ2_S, iq_quants.IQ2_VALUES)
     low, signs = (_wide(e, block.at(at), I32, first, groups) for at in (2, 34))
     high = _wide(e, block.at(66), I8, first, groups)
     result = []
@@ -129,14 +132,14 @@ def _looked_up(e: Emitter, table: Value, pairs: Value) -> Value:
 
 
 def _iq3_xxs(e: Emitter, block: Value, first: Value, groups: int) -> list[Value]:
-    table = _table(e, iq_grids.IQ3_XXS, iq_quants.IQ3_XXS_VALUES, 4)
+    table = grid_table(e, iq_grids.IQ3_XXS, iq_quants.IQ3_XXS_VALUES, 4)
     low = _wide(e, block.at(2), I64, first, groups)
-    signs = _packed_signs(e, _wide(e, block.at(66), I32, first, groups))
+    signs = packed_signs(e, _wide(e, block.at(66), I32, first, groups))
     return [_signed(e, _looked_up(e, table, _pairs(low, j)), signs >> 8 * j) for j in range(4)]
 
 
 def _iq3_s(e: Emitter, block: Value, first: Value, groups: int) -> list[Value]:
-    table = _table(e, iq_grids.IQ3_S, iq_quants.IQ3_S_VALUES, 4)
+    table = grid_table(e, iq_grids.IQ3_S, iq_quants.IQ3_S_VALUES, 4)
     low = _wide(e, block.at(2), I64, first, groups)
     high = _wide(e, block.at(66), I8, first, groups)
     signs = _wide(e, block.at(74), I32, first, groups)
@@ -155,9 +158,11 @@ def _shifted(row: Value, negative: Value) -> Value:
     return row.bits(bits) - less.bits(bits)
 
 
+IQ1_EIGHTHS = tuple(EIGHTHS * number for number in iq_quants.IQ1_VALUES)
+
+
 def _iq1_table(e: Emitter) -> Value:
-    numbers = tuple(EIGHTHS * number for number in iq_quants.IQ1_VALUES)
-    return e.table(I64, _numbers(iq_grids.IQ1, numbers, 8, MORE + SHIFT))
+    return grid_table(e, iq_grids.IQ1, IQ1_EIGHTHS, more=MORE + SHIFT)
 
 
 def _iq1_s(e: Emitter, block: Value, first: Value, groups: int) -> list[Value]:
@@ -215,9 +220,9 @@ def _scales_iq1_s(e: Emitter, block: Value) -> Value:
     return _scaled(e, block, numbers.zext(I32), 0.5, 2 / EIGHTHS)
 
 
-def _scales_iq1_m(e: Emitter, block: Value) -> Value:
-    """3 bits for each group of 16, from the low bits of four words; the upper four bits of each are
-    those of d.
+def iq1_m_scales(e: Emitter, block: Value) -> tuple[Value, Value]:
+    """3 bits for each group of 16, int16 [16], from the low bits of four words; the upper four bits
+    of each are those of d, fp32.
     """
     words = e.load(block.at(48), vec(I16, 4), align=1)
     shifts = e.const(vec(I16, 2 * GROUPS), [3 * (i % 4) for i in range(2 * GROUPS)])
@@ -226,8 +231,12 @@ def _scales_iq1_m(e: Emitter, block: Value) -> Value:
     d = (whole >> 12) & 0xF
     for shift, mask in ((24, 0xF0), (36, 0xF00), (48, 0xF000)):
         d = d | ((whole >> shift) & mask)
-    factor = d.trunc(I16).half_to_f32() * (2 / EIGHTHS)
-    return (numbers.zext(I32).sitofp() + 0.5) * factor.splat(2 * GROUPS)
+    return numbers, d.trunc(I16).half_to_f32()
+
+
+def _scales_iq1_m(e: Emitter, block: Value) -> Value:
+    numbers, d = iq1_m_scales(e, block)
+    return (numbers.zext(I32).sitofp() + 0.5) * (d * (2 / EIGHTHS)).splat(2 * GROUPS)
 
 
 GRIDS = MappingProxyType(

@@ -20,16 +20,20 @@ up with zeros to whole chunks.
 
 Weights that are floating-point numbers (`real`) are multiplied with x in fp32 [vectors, 16], which
 has no scales.
+
+Where weights are bytes (planes.py), q = 256 upper + lower are two signed bytes, and a vector is 32
+upper bytes, then 32 lower ones. Lane i of the 8 of a sum is that of positions 4i to 4i + 3.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mtmd.kernels.cpu.native.emit import F32, I16, I32, Emitter, Value, vec
+from mtmd.kernels.cpu.native.emit import F32, I8, I16, I32, Emitter, Value, vec
 
 LANES = 32  # 16-bit integers of a vector
 SUMS = 16  # 32-bit sums of a vector
+UPPER = 256  # what an upper byte counts
 RUN = 16  # consecutive values that pieces are taken from
 
 Piece = tuple[int, int, int]  # the run of 16 values, the first to take of it, the step between them
@@ -50,6 +54,12 @@ class Layout:
     run: int = 0  # values of a run for `run`
     parts: int = 1
     real: bool = False
+    planes: bool = False
+
+    @property
+    def sums(self) -> int:
+        """Return the lanes of a sum."""
+        return SUMS // 2 if self.planes else SUMS
 
     @property
     def values(self) -> int:
@@ -85,7 +95,7 @@ class Layout:
     def run_of(self, part: int, lane: int) -> int:
         """Return a run of 16 values that a lane of a part's sums belongs to."""
         pieces = self.vectors[part * self.each]
-        return pieces[lane * len(pieces) // SUMS][0]
+        return pieces[lane * len(pieces) // self.sums][0]
 
 
 def madd(e: Emitter, a: Value, b: Value) -> Value:
@@ -103,6 +113,15 @@ def madd(e: Emitter, a: Value, b: Value) -> Value:
     even, odd = range(0, a.lanes, 2), range(1, a.lanes, 2)
     products = a.sext(I32) * b.sext(I32)
     return products.shuffle(even) + products.shuffle(odd)
+
+
+def madd_bytes(e: Emitter, a: Value, b: Value) -> Value:
+    """Products of bytes without a sign and signed ones, added in pairs, at most 32767 each: int8
+    [2n], int8 [2n] -> int16 [n], with AVX2 or, where there are 64 bytes, AVX-512 BW.
+    """
+    if a.lanes == 64:
+        return e.call("llvm.x86.avx512.pmaddubs.w.512", vec(I16, 32), a, b)
+    return e.call("llvm.x86.avx2.pmadd.ub.sw", vec(I16, 16), a, b)
 
 
 def sums_of(vectors: list[Value]) -> Value:
@@ -165,13 +184,16 @@ def _chunk(
         whole += integers
     vectors = [_gathered(whole, pieces) for pieces in layout.vectors]
     for index, vector in enumerate(vectors):
-        e.store(to, vector, index * LANES, align=64)
+        stored = vector
+        if layout.planes:
+            stored = (vector + 128).ashr(8).trunc(I8).concat(vector.trunc(I8))
+        e.store(to.at(2 * LANES * index), stored, align=64)
     for part in range(layout.parts):
-        scale = scales[0].splat(SUMS)
-        lanes = [layout.run_of(part, lane) // each for lane in range(SUMS)]
+        scale = scales[0].splat(layout.sums)
+        lanes = [layout.run_of(part, lane) // each for lane in range(layout.sums)]
         for index, s in enumerate(scales[1:], 1):
-            here = e.const(vec(I32, SUMS), [int(lane == index) for lane in lanes]).eq(1)
-            scale = e.select(here, s.splat(SUMS), scale)
+            here = e.const(vec(I32, len(lanes)), [int(lane == index) for lane in lanes]).eq(1)
+            scale = e.select(here, s.splat(len(lanes)), scale)
         e.store(to.at(layout.scale_at(part)), scale, align=64)
         extra = to.at(layout.extra_at(part))
         if layout.zero or layout.lane:
@@ -180,9 +202,12 @@ def _chunk(
             total = madd(e, own[0], factor)
             for vector in own[1:]:
                 total = total + madd(e, vector, factor)
+            if layout.planes:
+                even, odd = range(0, SUMS, 2), range(1, SUMS, 2)
+                total = total.shuffle(even) + total.shuffle(odd)
             e.store(extra, total.sitofp() * scale if layout.lane else total, align=64)
         if layout.run:
-            e.store(extra, _run_sums(e, layout, whole).sitofp() * scale, align=64)
+            e.store(extra, _run_sums(e, layout, whole).sitofp() * scales[0], align=64)
 
 
 def quantized(e: Emitter, runs: list[Value], limit: int) -> tuple[Value, list[Value]]:

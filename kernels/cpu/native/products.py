@@ -6,7 +6,8 @@ into runs, which are read side by side, one row of each at a time. Every row of 
 unpacked once for all rows of x.
 
 Floating-point weights are multiplied in fp32 with x as it is stored. Blocks of small integers are
-multiplied as integers with x as `layouts.prepare` lays it out.
+multiplied as integers with x as `layouts.prepare` lays it out: of 16 bits, or of bytes where that
+is faster (planes.py).
 
 A kernel's units are the rows of the weight. args:
     0 x, or the prepared rows   1 stride of x's rows: in elements, or in bytes where prepared
@@ -27,7 +28,8 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from mtmd.kernels.cpu.native.compile import compile_kernel
+from mtmd.kernels.cpu.native import planes
+from mtmd.kernels.cpu.native.compile import compile_kernel, compiling_for
 from mtmd.kernels.cpu.native.emit import F32, I8, I16, I32, SIZES, Emitter, Value, Var, vec
 from mtmd.kernels.cpu.native.layouts import LANES, SUMS, Layout, madd, prepare, sums_of
 from mtmd.kernels.cpu.native.unpack import UNPACK, Terms, Unpack
@@ -85,11 +87,11 @@ def row_bytes(kind: str, width: int) -> int:
     return width // block.values * block.bytes
 
 
-def prepared_bytes(kind: str, width: int) -> int:
-    """Return the prepared bytes of a row of x; none for floating-point weights, which take it as it
-    is.
+def prepared_bytes(kind: str, width: int, rows: int) -> int:
+    """Return the prepared bytes of a row of x, of so many; none for floating-point weights, which
+    take it as it is.
     """
-    return 0 if kind in PLAIN else UNPACK[kind].layout.row_bytes(width)
+    return 0 if kind in PLAIN else _unpack(kind, _in_bytes(kind, rows)).layout.row_bytes(width)
 
 
 def scratch_bytes(kind: str, width: int) -> int:
@@ -117,21 +119,40 @@ def grain(kind: str, width: int) -> int:
     return max(4, CHUNK_BYTES // max(row_bytes(kind, width), 1) // 4 * 4)
 
 
+def _in_bytes(kind: str, rows: int) -> bool:
+    """Return whether blocks are multiplied as bytes with so many rows of x."""
+    return rows == 1 and kind in planes.PLANES and planes.pay(compiling_for())
+
+
+def _unpack(kind: str, in_bytes: bool) -> Unpack:
+    return planes.PLANES[kind] if in_bytes else UNPACK[kind]
+
+
 def product(
-    kind: str, rows: int, x: str, out: str, bias: str | None = None, add: bool = False
+    kind: str,
+    rows: int,
+    x: str,
+    out: str,
+    bias: str | None = None,
+    add: bool = False,
+    alike: bool = False,
 ) -> Kernel:
-    """The kernel for a type of weight, so many rows of x (one of ROWS) and types of storage."""
+    """The kernel for a type of weight, so many rows of x (one of ROWS) and types of storage;
+    `alike` where one row is prepared as several are.
+    """
     if kind in PLAIN:
         address = compile_kernel(multiply_plain, PLAIN[kind], rows, x, out, bias, add)
         return Kernel(kind, address, None)
-    layout = UNPACK[kind].layout
-    preparation = Preparation(layout, f"{layout.name} {x}", compile_kernel(prepare_rows, kind, x))
-    address = compile_kernel(multiply_blocks, kind, rows, out, bias, add)
+    in_bytes = not alike and _in_bytes(kind, rows)
+    layout = _unpack(kind, in_bytes).layout
+    address = compile_kernel(prepare_rows, kind, x, in_bytes)
+    preparation = Preparation(layout, f"{layout.name} {x}", address)
+    address = compile_kernel(multiply_blocks, kind, rows, out, bias, add, in_bytes)
     return Kernel(kind, address, preparation)
 
 
-def prepare_rows(e: Emitter, kind: str, x: str) -> None:
-    prepare(e, UNPACK[kind].layout, x)
+def prepare_rows(e: Emitter, kind: str, x: str, in_bytes: bool) -> None:
+    prepare(e, _unpack(kind, in_bytes).layout, x)
 
 
 def multiply_plain(
@@ -169,14 +190,17 @@ def _pairs(e: Emitter, args: Args, xs: list[Value], run: _Rows) -> Value:
 
 
 def multiply_blocks(
-    e: Emitter, kind: str, rows: int, out: str, bias: str | None, add: bool
+    e: Emitter, kind: str, rows: int, out: str, bias: str | None, add: bool, in_bytes: bool
 ) -> None:
     """Weights in blocks, x prepared."""
-    args, unpack = Args(e), UNPACK[kind]
+    args, unpack = Args(e), _unpack(kind, in_bytes)
     layout = unpack.layout
     chunks = (args.width + (layout.values - 1)) // layout.values
     count, padded = _count(unpack, rows), _padded_row(args, unpack)
-    with args.passes(rows) as begin, _runs(args, begin, rows, count, out, bias, add, padded) as run:
+    with (
+        args.passes(rows) as begin,
+        _runs(args, begin, rows, count, out, bias, add, padded, layout.sums) as run,
+    ):
         xs = [args.x.at(at * args.x_stride) for at in args.x_rows(begin, rows)]
         with e.loop(0, chunks) as chunk:
             at, x_at = chunk * unpack.chunk_bytes, chunk * layout.bytes
@@ -186,7 +210,10 @@ def multiply_blocks(
                 _chunk(e, unpack, weights, here, run.sums)
             else:  # one after the other, as registers are few
                 for weight, total in zip(weights, run.sums[0], strict=True):
-                    _chunk(e, unpack, [weight], here, [[total]])
+                    if in_bytes:
+                        planes.multiply(e, unpack, unpack.terms(e, weight), here[0], total)
+                    else:
+                        _chunk(e, unpack, [weight], here, [[total]])
                     if not e.has("avx512f"):  # else x, read once, would be moved to the stack
                         e.read_anew()
 
@@ -195,6 +222,8 @@ def _count(unpack: Unpack, rows: int) -> int:
     """Rows of the weight to multiply at once. With several rows of x their integers and all sums
     should fit in the 32 registers there are at best.
     """
+    if unpack.layout.planes:
+        return planes.RUNS
     if rows <= 2:
         return RUNS // rows
     return 2 if len(unpack.layout.vectors) <= 4 else 1
@@ -384,14 +413,15 @@ def _runs(
     bias: str | None,
     add: bool,
     padded: Value | None = None,
+    lanes: int = SUMS,
 ) -> Iterator[_Rows]:
     """A loop over the units in so many runs, one row of each at a time. What is left to do with the
-    sums of a few rows is done at once. Beyond the last unit that one comes again. `padded` stands
-    for the weight's last row.
+    sums of a few rows, fp32 [lanes], is done at once. Beyond the last unit that one comes again.
+    `padded` stands for the weight's last row.
     """
-    e, kind = args.e, vec(F32, SUMS)
+    e, kind = args.e, vec(F32, lanes)
     each = (e.last - e.first + (count - 1)) // count
-    results = e.local(F32, rows * count * FINISHED * SUMS)
+    results = e.local(F32, rows * count * FINISHED * lanes)
     with e.loop(0, each, FINISHED) as start:
         with e.loop(start, e.minimum(start + FINISHED, each)) as at:
             weights = []
@@ -401,18 +431,20 @@ def _runs(
                 if padded is not None:
                     weight = e.select(row.eq(args.w_rows - 1), padded, weight)
                 weights.append(weight)
-            zero = e.f32(0.0, SUMS)
+            zero = e.f32(0.0, lanes)
             sums = [[e.var(kind, zero) for _ in range(count)] for _ in range(rows)]
             yield _Rows(weights, sums, at * args.w_bytes, each * args.w_bytes)
             for m in range(rows):
                 for r in range(count):
-                    location = (at - start + (m * count + r) * FINISHED) * SUMS
-                    e.store(results, sums[m][r].get(), location, align=64)
+                    location = (at - start + (m * count + r) * FINISHED) * lanes
+                    e.store(results, sums[m][r].get(), location, align=4 * lanes)
         for r in range(count):
             totals = [
                 sums_of(
                     [
-                        e.load(results, kind, ((m * count + r) * FINISHED + i) * SUMS, align=64)
+                        e.load(
+                            results, kind, ((m * count + r) * FINISHED + i) * lanes, align=4 * lanes
+                        )
                         for i in range(FINISHED)
                     ]
                 )

@@ -32,6 +32,10 @@ class Terms:
     vectors: Iterator[Value]
     scales: Sequence[Value]
     minima: Sequence[Value] = ()
+    factors: Iterator[Value] | None = None
+    """Of bytes (planes.py): what pairs of each vector are multiplied with, int16 [16]."""
+    minimum: Value | None = None
+    """Of bytes: what all minima are multiplied with, fp32 [8]."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Unpack:
     kind: str
     layout: Layout
     terms: Callable[[Emitter, Value], Terms]
+    largest: int = 0  # of bytes
 
     @property
     def chunk_bytes(self) -> int:

@@ -90,7 +90,7 @@ class Forms:
 
 def forms(kind: str, width: int, outer: int, x: str, rows: int) -> Forms:
     """The products of up to `rows` rows of x an expert."""
-    by_rows = tuple(products.product(kind, count, x, x) for count in products.ROWS)
+    by_rows = tuple(products.product(kind, count, x, x, alike=True) for count in products.ROWS)
     few, medium, tiles = MAX_ROWS, MAX_ROWS, None
     if few_rows.takes(kind, few_rows.FEWEST, outer, width, x):
         few, medium = few_rows.FEWEST - 1, few_rows.limit(kind)

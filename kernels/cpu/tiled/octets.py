@@ -25,7 +25,7 @@ from types import MappingProxyType
 
 from mtmd.kernels.cpu.native.compile import Cpu, compile_kernel
 from mtmd.kernels.cpu.native.emit import F32, I8, I16, I32, Emitter, Value, Var, scalar_of, vec
-from mtmd.kernels.cpu.native.layouts import madd, quantized
+from mtmd.kernels.cpu.native.layouts import madd, madd_bytes, quantized
 from mtmd.kernels.cpu.tiled.codes import FORMS, ROWS, RUN
 from mtmd.kernels.cpu.tiled.words import Prepared, add_scaled
 
@@ -174,7 +174,7 @@ def lay_step(
         for group in range(codes.groups):
             total = None
             for column in columns[group * fours : (group + 1) * fours]:
-                both = pairs(e, ones, column.bits(ones.type))
+                both = madd_bytes(e, ones, column.bits(ones.type))
                 total = both if total is None else total + both
             assert total is not None
             less = madd(e, total, e.const(total.type, -more))
@@ -194,13 +194,6 @@ def dots(e: Emitter, x: Value, w: Value, total: Value) -> Value:
     name = f"llvm.x86.avx512.vpdpbusd.{32 * total.lanes}"
     # As LLVM had it before version 22, which takes both
     return e.call(name, total.type, total, x.bits(total.type), w.bits(total.type))
-
-
-def pairs(e: Emitter, x: Value, w: Value) -> Value:
-    """Products of bytes without a sign and signed ones [2 n], added in twos: int16 [n]."""
-    if x.lanes == 64:
-        return e.call("llvm.x86.avx512.pmaddubs.w.512", vec(I16, 32), x, w)
-    return e.call("llvm.x86.avx2.pmadd.ub.sw", vec(I16, 16), x, w)
 
 
 Sums = list[list[Var]]  # [row, panel]
@@ -287,6 +280,6 @@ class Octets:
                 for total, w in zip(line, ws, strict=True):
                     last = total.get()
                     if ones is not None:
-                        total.set(last + madd(e, pairs(e, x, w), ones))
+                        total.set(last + madd(e, madd_bytes(e, x, w), ones))
                     else:
-                        total.set(dots(e, x, w, last) if direct else last + pairs(e, x, w))
+                        total.set(dots(e, x, w, last) if direct else last + madd_bytes(e, x, w))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mtmd.kernels.cpu.native import compile, products
 from mtmd.kernels.cpu.native.compile import Compiler, Cpu
+from mtmd.kernels.cpu.native.planes import PLANES, hold
 from mtmd.kernels.cpu.native.products import KINDS, PLAIN, ROWS, product, row_bytes
 from mtmd.kernels.cpu.native.unpack import UNPACK
 from mtmd.kernels.gpu.quant_matmul.cases import random_blocks, set_scales
@@ -189,3 +190,60 @@ def test_code_for_other_cpus(kind, features, monkeypatch):
     x, w = values(2, width), weight(kind, 3, width)
     result = run(kind, x, w, torch.full((2, 3), torch.nan))
     assert nmse(result, x, wide(kind, w)) <= 1e-8
+
+
+@pytest.fixture(scope="module")
+def avx2_compiler(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kernels")
+    return Compiler(Cpu(V3, "+avx2,+fma,+f16c,+ssse3"), folder)
+
+
+@pytest.fixture
+def avx2(monkeypatch, avx2_compiler):
+    """Code for a CPU with AVX2 alone, which multiplies blocks as bytes."""
+    monkeypatch.setattr(compile._shared, "compiler", avx2_compiler)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the code is for another CPU")
+@pytest.mark.usefixtures("avx2")
+@pytest.mark.parametrize("kind", PLANES)
+def test_one_row_with_blocks_as_bytes(kind):
+    for outer, blocks in ((1, 1), (33, 5), (6, 18)):
+        x, w = (
+            values(1, width_of(kind, blocks), seed=blocks),
+            weight(kind, outer, width_of(kind, blocks)),
+        )
+        assert product(kind, 1, "f32", "f32").prepare.layout.planes
+        result = run(kind, x, w, torch.full((1, outer), torch.nan))
+        assert nmse(result, x, wide(kind, w)) <= 1e-8
+    x[0, 7] = torch.nan
+    assert not bool(run(kind, x, w, torch.zeros(1, outer)).isfinite().any())
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the code is for another CPU")
+@pytest.mark.usefixtures("avx2")
+@pytest.mark.parametrize("kind", PLANES)
+def test_sums_of_bytes_do_not_overflow(kind):
+    """x at both ends of what its bytes hold: 127 and 127, -127 and -127, 126 and -128 (once with the
+    number that sets the scale), with codes at each end and any.
+    """
+    width = width_of(kind, 4)
+    largest = torch.zeros(width)
+    largest[::32] = 1.0
+    edge = torch.full((width,), (126 * 256 - 128) / 32639)
+    anything = random_blocks(kind, 61, width).view(61, 4, -1)
+    for codes in (0xFF, 0x80, 0x7F, 0x00, None):
+        blocks = anything if codes is None else torch.full_like(anything, codes)
+        set_scales(kind, blocks, lambda: torch.ones(61, 4, 1))
+        w = blocks.view(61, -1)
+        for x in (torch.ones(width), -torch.ones(width), torch.maximum(edge, largest)):
+            for row in (x, -x):
+                result = run(kind, row[None], w, torch.full((1, 61), torch.nan))
+                assert nmse(result, row[None], wide(kind, w)) <= 1e-8
+
+
+@pytest.mark.parametrize("kind", PLANES)
+def test_a_sum_of_bytes_fits_in_16_bits(kind):
+    unpack = PLANES[kind]
+    assert 0 < unpack.largest <= 127
+    assert hold(unpack) * 2 * 128 * unpack.largest <= 32767
