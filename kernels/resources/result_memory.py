@@ -63,7 +63,7 @@ class ResultMemory:
         self._maximum = max(self._maximum, self.used + size)
         while self._free and self.bytes + size > self._maximum + SPARE:
             self.bytes -= len(self._free.pop(0))
-        piece = _mapped(size)
+        piece = _mapped(size, huge=True)
         self.bytes += len(piece)
         self.highest = max(self.highest, self.used)
         return piece
@@ -120,15 +120,16 @@ def new_result(*shape: int, dtype: torch.dtype) -> Tensor:
 
 def zeros_untouched(*shape: int, dtype: torch.dtype) -> Tensor:
     """Zeros, of which the system gives what is written to when it is: torch.zeros writes to all.
-    Raises MemoryError.
+    In pages of the usual size: a cache is written to in few places of many tensors, each of which
+    would take 2 MiB of larger ones. Raises MemoryError.
     """
     size = prod(shape) * dtype.itemsize
     if size < LARGE:
         return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
-    return torch.from_numpy(np.frombuffer(_mapped(size), np.uint8, size)).view(dtype).view(shape)
+    return torch.from_numpy(np.frombuffer(_mapped(size, huge=False), np.uint8, size)).view(dtype).view(shape)
 
 
-def _mapped(size: int) -> mmap.mmap:
+def _mapped(size: int, *, huge: bool) -> mmap.mmap:
     flags = {}
     if hasattr(mmap, "MAP_PRIVATE"):
         flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
@@ -136,7 +137,7 @@ def _mapped(size: int) -> mmap.mmap:
         piece = mmap.mmap(-1, size, **flags)
     except OSError as error:
         raise MemoryError(f"{size} bytes for a result ({error.strerror})") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             piece.madvise(mmap.MADV_HUGEPAGE)
     return piece

@@ -29,8 +29,7 @@ from mtmd.kernels.backends.target import MIN_CAPABILITY, Target
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.estimate.cards import find_card
 from mtmd.llm.family import default_context
-from mtmd.llm.state import KVType
-from mtmd.loaded.device_and_dtype import choose_dtype
+from mtmd.loaded.device_and_dtype import choose_dtype, choose_kv_type
 from mtmd.loaded.fitting.alternatives import Ways, what_would_fit
 from mtmd.loaded.fitting.context import check_length
 from mtmd.loaded.fitting.needed_memory import HOST, SPARE, lazy_memories, limits
@@ -127,7 +126,9 @@ def fit(
         (*facts, *ways.refused),
         chosen_name,
         () if chosen_name else tuple(what_would_fit(ways, known)),
-        kv_type=KVType.of(settings.kv_type, dtype).name,
+        kv_type=choose_kv_type(
+            settings.kv_type, settings.dtype, dtype, backends[0], checkpoint.weight_bytes
+        ),
     )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from mtmd.base.text import plural
 from mtmd.kernels.backends import Backend
-from mtmd.kernels.dtype import DTYPES
+from mtmd.kernels.dtype import DTYPES, name_of
 from mtmd.kernels.resources.threads import requested_threads
 
 # Of weights as they are stored: below this, fp32 on the CPU costs little and is exact; above, it is
@@ -35,6 +35,24 @@ def choose_dtype(requested: str, preferred: Backend, weight_bytes: int) -> torch
     if kind != "cpu":
         return torch.bfloat16
     return torch.bfloat16 if weight_bytes > SMALL_BYTES and _multiplies_bf16() else torch.float32
+
+
+def choose_kv_type(
+    requested: str, requested_dtype: str, dtype: torch.dtype, preferred: Backend, weight_bytes: int
+) -> str:
+    """Return the type of keys and values. auto: that which is computed in (`dtype`), but bf16 where
+    a CPU computes in fp32 for want of bf16 instructions alone: half of the memory, and what such
+    CPUs read it in faster. Where fp32 was requested, or the model is tiny, nothing is rounded.
+    """
+    if requested != "auto":
+        return requested
+    lacks = (
+        requested_dtype == "auto"
+        and dtype == torch.float32
+        and preferred.device.type == "cpu"
+        and weight_bytes > SMALL_BYTES
+    )
+    return "bf16" if lacks else name_of(dtype)
 
 
 def _multiplies_bf16() -> bool:

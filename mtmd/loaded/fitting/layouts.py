@@ -22,6 +22,7 @@ from mtmd.kernels.plan.executor import Residency
 from mtmd.kernels.plan.layer_split import LayerSplit, layer_weights, spread
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.llm.engine.runner import Runner
+from mtmd.loaded.device_and_dtype import choose_kv_type
 from mtmd.loaded.fitting.needed_memory import HOST, Bytes, NeededMemory, with_margin, with_pictures
 from mtmd.options.load import LoadOptions
 
@@ -87,7 +88,9 @@ def make_graphs(
         image_tokens=context if checkpoint.audio and not picture_tokens else picture_tokens,
         cuts_images=vision is None or not vision.bidirectional,
         flash_attn=chosen.flash_attn,
-        kv_type=chosen.kv_type,
+        kv_type=choose_kv_type(
+            chosen.kv_type, chosen.dtype, dtype, layout.backends[0], checkpoint.weight_bytes
+        ),
         int8=chosen.activations == "int8",
         overrides=overrides,
         residency=residency,
