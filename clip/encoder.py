@@ -23,6 +23,7 @@ from mtmd.clip.resolution.resolution import ImagePlan
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.backends.side_stream import Mark, SideStream
 from mtmd.kernels.checkpoint.adapter import Adapter
+from mtmd.kernels.checkpoint.halves import in_halves
 from mtmd.kernels.graph import Node, Shape, Type, WeightSource, graph_input, weight
 from mtmd.kernels.layers import AdaptedWeights, AppliedAdapter
 from mtmd.kernels.parallel.shard import Sharding
@@ -158,6 +159,15 @@ class TowerEncoder:
         """The graph as if there were one rank."""
         tiles = graph_input("inp.pixels", (batch, *tile), self.dtype, lambda tiles: tiles)
         return self.family.graph(tiles, self._adapted_weights(only), form or self.flash.form)
+
+    def keep_halves(self) -> None:
+        """Keep weights of 16 bits as they are stored, for a CPU that computes in fp32."""
+
+        def graph(source: WeightSource) -> None:
+            self.weights = source
+            self.whole_graph(1, self.family.resolution.tile_type().shape)
+
+        self.weights = in_halves(self.weights, graph)
 
     def plan(self, batch: int, tile: Shape, overwrite: bool = True) -> Plan:
         """The plan of one shape of batch. `overwrite=False` keeps every value intact, for looking

@@ -18,7 +18,7 @@ import torch
 from mtmd.base.errors import ModelError
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Shape, Type
-from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, dequantize, row_bytes
+from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, OF_16_BITS, dequantize, row_bytes
 
 # Types whose values mean what they say, as those of block types do not; and what files call them.
 PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -199,7 +199,7 @@ class CanonicalWeights:
         self._blocks = {
             name: blocks
             for name, stored in self._stored.items()
-            if (blocks := self._as_blocks(stored, len(parameters[name].shape)))
+            if (blocks := self._as_blocks(stored, len(parameters[name].shape), self._rows))
         }
         self._orders, self._columns = self._find_orders()
 
@@ -265,15 +265,18 @@ class CanonicalWeights:
         """
         return self._orders.get(name) if self._keeps_blocks else None
 
-    def _as_blocks(self, stored: Stored, dims: int) -> list[Rearranged] | None:
+    def _as_blocks(
+        self, stored: Stored, dims: int, rows_of: Callable[[str, bool], Rearranged | None]
+    ) -> list[Rearranged] | None:
         """The rows of blocks that a parameter of so many dimensions is made of, where the kernels
-        take it as it is stored.
+        take it as it is stored; `rows_of` those of a tensor of the file, by its name and whether
+        its rows and columns are exchanged.
         """
         if len(stored.shape) < 2:
             return None
         if stored.convert and not stored.picks_rows and not stored.turned:
             return None
-        blocks = [self._rows(source, stored.turned is not None) for source in stored.names]
+        blocks = [rows_of(source, stored.turned is not None) for source in stored.names]
         rows = [one for one in blocks if one is not None]
         if len(rows) < len(blocks) or len({one.kind for one in rows}) > 1:
             return None
@@ -296,6 +299,13 @@ class CanonicalWeights:
             return Rearranged(kind, partial(self._file.read, source))
         rows = self._file.rearranged(source, turned)
         return rows if rows and rows.kind in NATIVE else None
+
+    def _halves(self, source: str, turned: bool) -> Rearranged | None:
+        shape, dtype = self._file.meta(source)
+        kind = OF_16_BITS.get(dtype)
+        if kind is None or turned or shape[-1] % BLOCKS[kind].values:
+            return None
+        return Rearranged(kind, lambda: self._file.read(source).view(torch.uint8))
 
     def _find_orders(self) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
         """Names of orders by parameter, and the orders: one for those in a layer that are equal."""
@@ -350,6 +360,19 @@ class CanonicalWeights:
         """The same, all of it dequantized when it is read."""
         other = copy(self)
         other._keeps_blocks = False
+        return other
+
+    def with_halves(self, names: Collection[str]) -> CanonicalWeights:
+        """The same with those of the parameters that are stored in 16 bits, plain, as blocks of
+        such numbers: for a CPU that multiplies in fp32, which has no need to keep them so.
+        """
+        other = copy(self)
+        other._blocks = dict(self._blocks)
+        for name in set(names) - self._blocks.keys() - self._changes.keys():
+            stored, dims = self._stored[name], len(self._parameters[name].shape)
+            blocks = self._as_blocks(stored, dims, self._halves)
+            if blocks:
+                other._blocks[name] = blocks
         return other
 
     def without(self, names: Collection[str]) -> CanonicalWeights:

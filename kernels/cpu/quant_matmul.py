@@ -20,7 +20,7 @@ from torch import Tensor
 from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Type
 from mtmd.kernels.kernel import Kernel
-from mtmd.kernels.quantization.blocks import NATIVE
+from mtmd.kernels.quantization.blocks import BLOCKS
 
 TYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # Rows of x up to which the native products are faster than panels; measured on AVX-512
@@ -39,8 +39,8 @@ def rejects(
     int8: bool = False,  # noqa: ARG001
 ) -> str | None:
     """None if the kernel multiplies tensors of these types, else why not."""
-    if quant not in NATIVE:
-        return f"weights are {quant or 'plain'}; the kernel supports {', '.join(sorted(NATIVE))}"
+    if quant not in BLOCKS:
+        return f"weights are {quant or 'plain'}; the kernel supports {', '.join(sorted(BLOCKS))}"
     if x.dtype not in TYPES:
         return f"x is {name_of(x.dtype)}; the kernel supports {', '.join(map(name_of, TYPES))}"
     return None

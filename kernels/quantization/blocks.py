@@ -73,11 +73,18 @@ _ALL = (
     Block("NV4_128", 1006, 128, 76, own_blocks.nv4_128),
     Block("A4_64", 1007, 64, 36, own_blocks.a4_64),
     Block("A8_32", 1008, 32, 36, own_blocks.a8_32),
+    Block("BF16_32", 1009, 32, 64, own_blocks.bf16_32),
+    Block("F16_32", 1010, 32, 64, own_blocks.f16_32),
 )
 BLOCKS: Mapping[str, Block] = MappingProxyType({block.name: block for block in _ALL})
 
+# Plain numbers as blocks, for what a CPU multiplies in fp32: half of the memory. They are made when
+# a model is loaded for such a CPU, and no GPU has kernels for them.
+OF_16_BITS: Mapping[torch.dtype, str] = MappingProxyType(
+    {torch.bfloat16: "BF16_32", torch.float16: "F16_32"}
+)
 # Kept quantized in memory and multiplied as they are: those that the kernels of CPU and GPU take.
-NATIVE = frozenset(BLOCKS)
+NATIVE = frozenset(BLOCKS) - set(OF_16_BITS.values())
 
 
 def row_bytes(kind: str, values: int) -> int:

@@ -85,6 +85,16 @@ def a8_32(blocks: Tensor) -> Tensor:
     return blocks[:, 4:].float().mul_(half(blocks, 0)).add_(half(blocks, 2))
 
 
+def bf16_32(blocks: Tensor) -> Tensor:
+    """Numbers of 16 bits, bfloat16."""
+    return _as_numbers(blocks, torch.bfloat16)
+
+
+def f16_32(blocks: Tensor) -> Tensor:
+    """Numbers of 16 bits, IEEE halves."""
+    return _as_numbers(blocks, torch.float16)
+
+
 def header(scales: Tensor, zeros: Tensor | int = 0) -> Tensor:
     """Header words: finite scales [..., blocks], zeros 0..255 of the same shape -> uint8 [...,
     blocks, 4].
@@ -140,6 +150,11 @@ def _word(blocks: Tensor) -> Tensor:
 
 def _scale(blocks: Tensor) -> Tensor:
     return (_word(blocks) & ~255).view(torch.float32)
+
+
+def _as_numbers(blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    aligned = blocks.clone() if blocks.storage_offset() % dtype.itemsize else blocks
+    return aligned.view(dtype).float()
 
 
 def _as_bytes(numbers: Tensor) -> Tensor:

@@ -126,7 +126,11 @@ def zeros_untouched(*shape: int, dtype: torch.dtype) -> Tensor:
     size = prod(shape) * dtype.itemsize
     if size < LARGE:
         return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
-    return torch.from_numpy(np.frombuffer(_mapped(size, huge=False), np.uint8, size)).view(dtype).view(shape)
+    return (
+        torch.from_numpy(np.frombuffer(_mapped(size, huge=False), np.uint8, size))
+        .view(dtype)
+        .view(shape)
+    )
 
 
 def _mapped(size: int, *, huge: bool) -> mmap.mmap:

@@ -17,6 +17,7 @@ from mtmd.base.errors import ContextError, ModelError
 from mtmd.base.made_once import MadeOnce
 from mtmd.kernels.backends.backend import Backend
 from mtmd.kernels.checkpoint.adapter import Adapter
+from mtmd.kernels.checkpoint.halves import in_halves
 from mtmd.kernels.graph import Node, WeightSource
 from mtmd.kernels.layers import AdaptedWeights, AppliedAdapter
 from mtmd.kernels.parallel.shard import Sharding
@@ -174,6 +175,15 @@ class Runner:
                 assert first is not None
                 output = first
         return [*inputs.saved, output]
+
+    def keep_halves(self) -> None:
+        """Keep weights of 16 bits as they are stored, for a CPU that computes in fp32."""
+
+        def graph(source: WeightSource) -> None:
+            self.weights = source
+            self.whole_graph(BatchShape(1))
+
+        self.weights = in_halves(self.weights, graph)
 
     @property
     def all_adapters(self) -> tuple[int, ...]:

@@ -46,13 +46,14 @@ def choose_kv_type(
     """
     if requested != "auto":
         return requested
-    lacks = (
-        requested_dtype == "auto"
-        and dtype == torch.float32
-        and preferred.device.type == "cpu"
-        and weight_bytes > SMALL_BYTES
-    )
-    return "bf16" if lacks else name_of(dtype)
+    wide = requested_dtype == "auto" and keeps_halves(dtype, preferred, weight_bytes)
+    return "bf16" if wide else name_of(dtype)
+
+
+def keeps_halves(dtype: torch.dtype, preferred: Backend, weight_bytes: int) -> bool:
+    """Return whether weights of 16 bits stay so in memory where fp32 is computed in."""
+    wide = dtype == torch.float32 and preferred.device.type == "cpu"
+    return wide and weight_bytes > SMALL_BYTES
 
 
 def _multiplies_bf16() -> bool:

@@ -295,6 +295,24 @@ def _table4(values: Sequence[float]) -> Callable[[Emitter, Value], Terms]:
     return terms
 
 
+def _halves(floats: Callable[[Value], Value]) -> Callable[[Emitter, Value], Terms]:
+    """Plain numbers of 16 bits."""
+
+    def terms(e: Emitter, chunk: Value) -> Terms:
+        def vectors() -> Iterator[Value]:
+            for at in range(0, 128, 2 * SUMS):
+                yield floats(e.load(chunk.at(at), vec(I16, SUMS), align=1))
+
+        return Terms(vectors(), [e.f32(1.0, SUMS)])
+
+    return terms
+
+
+def bf16_to_f32(bits: Value) -> Value:
+    """Numbers of which bfloat16 has the upper half."""
+    return (bits.zext(I32) << 16).bits(vec(F32, bits.lanes))
+
+
 # Blocks of 256 values with a small integer for each group, which is multiplied in -----------------
 
 
@@ -629,6 +647,8 @@ _ALL = (
     Unpack("F8_64", Layout("real", _natural(4), 64, real=True), _f8_64),
     Unpack("NF4_64", Layout("real", _natural(4), 64, real=True), _table4(NF4_VALUES)),
     Unpack("FP4_64", Layout("real", _natural(4), 64, real=True), _table4(BNB_FP4_VALUES)),
+    Unpack("BF16_32", Layout("real", _natural(4), 64, real=True), _halves(bf16_to_f32)),
+    Unpack("F16_32", Layout("real", _natural(4), 64, real=True), _halves(Value.half_to_f32)),
     *(
         Unpack(
             kind, Layout(f"rows {own.halves}", _ROWS, 32, zero=-MORE, parts=own.halves), _grid(kind)

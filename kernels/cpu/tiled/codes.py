@@ -181,6 +181,14 @@ def _f8(e: Emitter, block: Value, run: Value) -> Value:
     return e.pairs_of_bf16(*numbers)
 
 
+def _bf16(e: Emitter, block: Value, run: Value) -> Value:  # noqa: ARG001
+    return e.load(block, vec(I16, RUN), align=1)
+
+
+def _f16(e: Emitter, block: Value, run: Value) -> Sequence[Value]:  # noqa: ARG001
+    return [e.load(block.at(at), vec(I16, 16), align=1).half_to_f32() for at in (0, 32)]
+
+
 def _table4(values: Sequence[float]) -> Form:
     def floats(e: Emitter, block: Value, run: Value) -> Sequence[Value]:
         words = e.load(block.at(run * 16 + 4), vec(I8, 16), align=1).zext(I32)
@@ -312,6 +320,10 @@ def _nv4_scale(e: Emitter, block: Value, run: Value, group: int) -> Value:
     return (scale * e.load(block, F32, align=1)).bits(I32)
 
 
+def _no_scale(e: Emitter, block: Value, run: Value, group: int) -> Value:  # noqa: ARG001
+    return e.f32(1.0).bits(I32)
+
+
 def _half(heads: Value) -> Sequence[Value]:
     return [two_halves(heads)[0]]
 
@@ -393,6 +405,14 @@ FORMS = MappingProxyType(
             0.0,
             head=_word,
             numbers=lambda heads: [header(heads)[0] * HALVES_LESS],
+            integers=False,
+        ),
+        "BF16_32": Form(_bf16, 0.0, head=_no_scale, integers=False),
+        "F16_32": Form(
+            lambda e, block, run: e.pairs_of_bf16(*_f16(e, block, run)),
+            0.0,
+            head=_no_scale,
+            floats=_f16,
             integers=False,
         ),
         "NF4_64": _table4(NF4_VALUES),

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.gpu.triton_kernel import Case, Problem, case, given
-from mtmd.kernels.quantization.blocks import BLOCKS, dequantize
+from mtmd.kernels.quantization.blocks import BLOCKS, OF_16_BITS, dequantize
 from mtmd.kernels.quantization.own_blocks import header
 
 KINDS = tuple(sorted(BLOCKS))
@@ -97,6 +97,11 @@ def random_blocks(kind: str, rows: int, width: int, seed: int = 0) -> Tensor:
     have.
     """
     block, rng = BLOCKS[kind], torch.Generator().manual_seed(seed)
+    for dtype, name in OF_16_BITS.items():
+        if kind == name:
+            rng.manual_seed(block.id + seed)  # else they are those of who draws with `seed`, too
+            numbers = torch.randn(rows, width, generator=rng) * 0.01
+            return numbers.to(dtype).view(torch.uint8)
     data = torch.randint(
         0, 256, (rows, width // block.values, block.bytes), generator=rng, dtype=torch.uint8
     )

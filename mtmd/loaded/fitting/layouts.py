@@ -22,7 +22,7 @@ from mtmd.kernels.plan.executor import Residency
 from mtmd.kernels.plan.layer_split import LayerSplit, layer_weights, spread
 from mtmd.kernels.plan.scheduler import Override
 from mtmd.llm.engine.runner import Runner
-from mtmd.loaded.device_and_dtype import choose_kv_type
+from mtmd.loaded.device_and_dtype import choose_kv_type, keeps_halves
 from mtmd.loaded.fitting.needed_memory import HOST, Bytes, NeededMemory, with_margin, with_pictures
 from mtmd.options.load import LoadOptions
 
@@ -99,6 +99,8 @@ def make_graphs(
         adapters=[one.text for one in checkpoint.chosen_adapters],
         always=[(one.text, one.scale) for one in checkpoint.applied_adapters],
     )
+    if keeps_halves(dtype, layout.backends[0], checkpoint.weight_bytes):
+        runner.keep_halves()
     audio = None
     leads = group is None or group.rank == 0  # the others have no part in it
     if leads and checkpoint.audio is not None and checkpoint.audio_weights is not None:
@@ -113,6 +115,8 @@ def make_graphs(
             residency=residency,
             preprocess="host",
         )
+        if keeps_halves(dtype, layout.encoder_backends[0], checkpoint.weight_bytes):
+            audio.keep_halves()
     if checkpoint.vision is None or checkpoint.vision_weights is None:
         return Graphs(None, runner, audio)
     encoder = Encoder(
@@ -129,6 +133,8 @@ def make_graphs(
         adapters=[one.vision for one in checkpoint.chosen_adapters if one.vision],
         always=[(one.vision, one.scale) for one in checkpoint.applied_adapters if one.vision],
     )
+    if keeps_halves(dtype, layout.encoder_backends[0], checkpoint.weight_bytes):
+        encoder.keep_halves()
     return Graphs(encoder, runner, audio)
 
 

@@ -76,13 +76,15 @@ def in_bits(x: torch.Tensor, bits: int) -> torch.Tensor:
     return (rounded * (largest * (1 / limit)).double()).view(x.shape)
 
 
-@pytest.mark.parametrize("kind", sorted(NATIVE))
+@pytest.mark.parametrize("kind", sorted(BLOCKS))
 def test_every_type_of_weight(kind):
     assert nmse(kind, 33, 35, 3, torch.bfloat16) <= limit_of(kind, torch.bfloat16)
 
 
-@pytest.mark.parametrize("kind", ["Q1_0", "Q6_K", "A8_32", "IQ2_XS", "IQ4_XS", "TQ1_0", "NV4_128"])
-def test_integers_of_types_that_differ(kind):
+@pytest.mark.parametrize(
+    "kind", ["Q1_0", "Q6_K", "A8_32", "IQ2_XS", "IQ4_XS", "TQ1_0", "NV4_128", "BF16_32", "F16_32"]
+)
+def test_types_that_differ_in_fp32(kind):
     assert nmse(kind, 33, 35, 3, torch.float32) <= limit_of(kind, torch.float32)
 
 
@@ -221,7 +223,7 @@ def test_infinite_x_stays_in_its_row(kind, int8, dtype, number):
 
 
 def test_all_types_can_be_read():
-    assert set(FORMS) == NATIVE
+    assert set(FORMS) == set(BLOCKS) >= NATIVE
 
 
 def test_sizes_of_memory():

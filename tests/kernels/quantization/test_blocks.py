@@ -71,7 +71,9 @@ def random_rows(kind: str, rows: int, count: int, seed: int) -> np.ndarray[Any, 
         data[:, :, 55] &= np.where(data[:, :, 55] & 0x70 == 0x70, 0xBF, 0xFF).astype(np.uint8)
     if kind == "MXFP4":
         data[:, :, 0] = np.minimum(data[:, :, 0], 250)
-    if kind in OWN and kind not in HALVES:
+    if kind in ("BF16_32", "F16_32"):
+        data[:, :, 1::2] &= 0xBB  # an exponent that has not all bits, nor all but a few
+    elif kind in OWN and kind not in HALVES:
         # The upper byte of an fp32 number, whose exponent is neither all ones nor nearly so.
         data[:, :, 3] = np.where(data[:, :, 3] & 0x40, data[:, :, 3] & 0xC0, data[:, :, 3])
     if kind == "F8_64":
@@ -145,6 +147,12 @@ def plainly(kind: str, block: bytes) -> list[float]:
         return [
             e2m1(nibble(block[12:], i, 8)) * (e4m3(block[4 + i // 16]) * whole)
             for i in range(count)
+        ]
+    if kind in ("BF16_32", "F16_32"):
+        pairs = [block[i : i + 2] for i in range(0, 2 * count, 2)]
+        return [
+            number(two, "<f2") if kind == "F16_32" else number(bytes(2) + two, "<f4")
+            for two in pairs
         ]
     scale, zero = number(bytes([0]) + block[1:4], "<f4"), block[0]
     if kind == "U8_64":

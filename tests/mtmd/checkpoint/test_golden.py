@@ -8,6 +8,7 @@ They lie beside the repository, in `../shared/golden`; where they do not, these 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from transformers import AutoTokenizer
 from mtmd import Finished, VideoInput, load
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.llm.families.llama4 import Temperature
+from mtmd.loaded import device_and_dtype
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
 from mtmd.prompt.conversation import user_message
@@ -174,6 +176,26 @@ def test_tokens_from_gguf(path: str) -> None:
         reported["prompt_token_ids"],
         reported["greedy_token_ids"],
     )
+
+
+@pytest.mark.parametrize("path", [p for p in GGUFS if p.endswith("BF16.gguf")])
+def test_weights_stay_in_16_bits_where_fp32_is_computed_in(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a CPU without bf16 instructions, of models that are not tiny."""
+    before, family = gguf(path), path.partition("/")[0]
+    monkeypatch.setattr(device_and_dtype, "SMALL_BYTES", 0)
+    monkeypatch.setattr(device_and_dtype, "_multiplies_bf16", lambda: False)
+    model = Model(before.checkpoint, replace(before.options, dtype="auto", kv_type="fp32"))
+    assert model.dtype == torch.float32
+    kept = {
+        name: source.weights.quant(name)
+        for source in (model.runner, *model.loaded.encoders)
+        for name in source.family.parameters()
+    }
+    assert Counter(kept.values())["BF16_32"] > 4 and kept["blk.0.attn_norm.weight"] is None
+    assert nmse(logits(model, family), logits(before, family)) <= 1e-11
+    assert answer(model, family)[1] == expected(family)["greedy_token_ids"]
 
 
 @pytest.mark.parametrize("file", ["hf", "text-BF16.gguf"])
