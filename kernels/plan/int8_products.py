@@ -17,7 +17,7 @@ from mtmd.kernels.cpu.tiled import octets
 from mtmd.kernels.cpu.tiled.cpu import host_form
 from mtmd.kernels.cpu.tiled.many_rows import TYPES, form_of
 from mtmd.kernels.graph import Node, toposort
-from mtmd.kernels.quantization.blocks import BLOCKS
+from mtmd.kernels.quantization.blocks import BLOCKS, shown
 
 TOWER = "Q8_0"  # of weights that are quantized here
 # Embeddings bear it; the next token's divergence from fp32 is nine times that of Q8_0 alone
@@ -41,7 +41,7 @@ def check_weights(outputs: Sequence[Node]) -> None:
     """
     last = _last(outputs)
     products = [n for n in toposort(*outputs) if n.op == "matmul" and n not in last]
-    kinds = sorted({str(node.attrs.get("quant") or "plain numbers") for node in products})
+    kinds = sorted({shown(node.attrs.get("quant") or "plain numbers") for node in products})
     if octets.CENTERS.keys() & kinds:
         return
     raise OptionError(

@@ -87,6 +87,11 @@ OF_16_BITS: Mapping[torch.dtype, str] = MappingProxyType(
 NATIVE = frozenset(BLOCKS) - set(OF_16_BITS.values())
 
 
+def shown(kind: str) -> str:
+    """Return the name of a block type, or of the plain numbers that are in it."""
+    return kind.removesuffix("_32") if kind in OF_16_BITS.values() else kind
+
+
 def row_bytes(kind: str, values: int) -> int:
     """Bytes that a row of so many values takes. Raises ModelError for an unknown type or a part of
     a block.

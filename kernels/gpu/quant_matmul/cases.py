@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtmd.kernels.gpu.triton_kernel import Case, Problem, case, given
-from mtmd.kernels.quantization.blocks import BLOCKS, OF_16_BITS, dequantize
+from mtmd.kernels.quantization.blocks import BLOCKS, NATIVE, OF_16_BITS, dequantize
 from mtmd.kernels.quantization.own_blocks import header
 
-KINDS = tuple(sorted(BLOCKS))
+KINDS = tuple(sorted(NATIVE))
 # Types that are tried with many shapes, and compiled for the tables; the others share the kernels
 # around their decoding with these, and have a case for each way to them.
 IN_DETAIL = (
