@@ -10,7 +10,7 @@ from mtmd.kernels.checkpoint.canonical import CanonicalWeights
 from mtmd.kernels.graph import Type, WeightSource
 
 
-class _Asked:
+class _Requested:
     """Weights that note of which parameters a graph takes blocks: it asks for their type."""
 
     def __init__(self, base: WeightSource):
@@ -36,6 +36,6 @@ def in_halves(source: WeightSource, graph: Callable[[WeightSource], object]) -> 
     """
     if not isinstance(source, CanonicalWeights):
         return source
-    asked = _Asked(source)
-    graph(asked)
-    return source.with_halves(asked.names)
+    requests = _Requested(source)
+    graph(requests)
+    return source.with_halves(requests.names)

@@ -147,7 +147,8 @@ class LoadOptions:
         Kind(_kv_type, "str", values=(*KV_TYPES, "q8_0/q4_0"), metavar="TYPE"),
         "the type in which keys and values are stored: q8_0 (half of the memory of bf16), fp8 "
         "(the same with coarser numbers), q4_0 (a quarter), bf16, fp32 or auto, the type that is "
-        "computed in, but bf16 where a CPU has no bf16 instructions; or one for keys and one for values, such as q8_0/q4_0 or bf16/q8_0",
+        "computed in, but bf16 where a CPU has no bf16 instructions; or one for keys and one for "
+        "values, such as q8_0/q4_0 or bf16/q8_0",
         preset=True,
     )
     activations: str = option(
