@@ -150,13 +150,19 @@ def in_parts(inputs: Iterable[Input], every: float, isolate: bool = False) -> li
 
 
 def in_pages(inputs: Iterable[Input], isolate: bool = False) -> list[Input]:
-    """Each PDF page by page; others, and what cannot be read, as they are."""
+    """Each PDF page by page; others, and what cannot be read, as they are. Raises OptionError for
+    a PDF where the library that reads them is not installed.
+    """
+    from mtmd.clip.image.formats import missing
     from mtmd.prompt.load_image import load_image, load_isolated
 
     load, result = load_isolated if isolate else load_image, []
+    lacking = missing("PDF")
     for one in inputs:
         count = 0
         if _is_pdf(one):
+            if lacking:
+                raise OptionError(f"pages: {printable(one.name)} is a PDF; {lacking}")
             with suppress(MtmdError, OSError):
                 count = load(one.path).pages
         pages = range(1, count + 1)

@@ -18,8 +18,9 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Left:
-    """`inputs` are to be asked about; rows of the names in `old` go. `known`: rows of other inputs,
-    of which `failed` have an error; `changed` and `retried` are counts of `old`.
+    """`inputs` are to be asked about; rows of names in `old` go, among them the error of a whole
+    file of which pages or parts are asked about. `known`: rows of other inputs, of which `failed`
+    have an error; `changed` and `retried` are counts of `old`.
     """
 
     inputs: tuple[Input, ...]
@@ -61,6 +62,10 @@ def what_is_left(
         name = known.get(location)
         if name is None:
             left[location] = _in_full(one) if away else one
+            whole = known.get(_location(replace(one, page=None, start=None, end=None)))
+            if whole is not None and whole not in old and rows[whole].error is not None:
+                old.add(whole)  # what kept it from being read in pages or parts is mended
+                retried += 1
             continue
         row = rows[name]
         has_changed = _has_changed(one.path, row, before.began)

@@ -208,7 +208,8 @@ def _run(
     resumed = what_is_left(inputs, output.known, before, args.retry_failed)
     left = resumed.inputs
     text = _Summary(resumed)
-    for note in (result.reported, only_first_pages(left), before.note, resumed.reported):
+    first = "" if args.pages else only_first_pages(left)
+    for note in (result.reported, first, before.note, resumed.reported):
         if note:
             print(for_terminal(note), file=sys.stderr)
     if not left:

@@ -12,6 +12,7 @@ from mtmd.base.errors import OptionError
 from mtmd.batch.inputs import Input, in_pages
 from mtmd.batch.markdown import check_folder, markdown_path, write_markdown
 from mtmd.batch.output import Row
+from mtmd.clip.image import formats
 
 
 @pytest.fixture
@@ -70,6 +71,49 @@ def test_pages_that_are_not_read_are_named(document: Path, tmp_path: Path, mtmd)
     assert f"{first} is read" in made.err
     pages = ("--pages", "--resume", "--out", str(out), "--max-tokens", "3")
     assert first not in mtmd("batch", str(document), "-p", "?", *pages).err
+
+
+def test_pages_without_their_library_are_refused_before_the_model_is_loaded(
+    document: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mtmd,  # type: ignore[no-untyped-def]
+) -> None:
+    monkeypatch.setattr(formats, "find_spec", lambda _: None)
+    monkeypatch.setattr("mtmd.commands.batch.load_from", lambda _: pytest.fail("loaded"))
+    out = tmp_path / "rows.jsonl"
+    refused = mtmd("batch", document, "-p", "?", "--pages", "--out", out).refused()
+    assert f"pages: {document} is a PDF; pypdfium2 reads it: " in refused
+    assert "pip install" in refused and "[formats]'" in refused and not out.exists()
+
+
+def test_a_damaged_pdf_is_not_said_to_be_read_in_part(tmp_path: Path, mtmd) -> None:  # type: ignore[no-untyped-def]
+    broken, out = tmp_path / "broken.pdf", tmp_path / "rows.jsonl"
+    broken.write_bytes(b"%PDF-1.4 cut")
+    made = mtmd("batch", broken, "-p", "?", "--pages", "--out", out)
+    assert made.code == 1 and "only the first page" not in made.err
+
+
+def test_pages_take_the_place_of_the_error_of_their_file(
+    document: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mtmd,  # type: ignore[no-untyped-def]
+) -> None:
+    """As after the library was installed."""
+    out = tmp_path / "rows.jsonl"
+    command = ("batch", document, "-p", "?", "--max-tokens", "3", "--out", out)
+    with monkeypatch.context() as lacking:
+        lacking.setattr(formats, "find_spec", lambda _: None)
+        assert mtmd(*command).code == 1
+    (row,) = map(json.loads, out.read_text().splitlines())
+    assert row["image"] == str(document) and "pypdfium2 reads it" in row["error"]
+    made = mtmd(*command, "--pages", "--resume", "--retry-failed")
+    assert made.code == 0 and "; 0 failed\n" in made.err
+    assert "asked again: 1 of before failed\n" in made.err
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["image"] for row in rows] == [f"{document}#page={page}" for page in (1, 2, 3)]
+    assert all(row["error"] is None for row in rows)
 
 
 def test_lines_that_say_where_blocks_are_stay_out(tmp_path: Path) -> None:
