@@ -71,15 +71,7 @@ class Answering:
         header of the answer, or refused. Raises as `json_body`.
         """
         body = json_body(kind, typed)
-        unknown = self.refuse_unknown(body)
-        if unknown:
-            names = ", ".join(ascii(name[:60])[1:-1] for name in unknown[:20])
-
-            @after_this_request
-            def name_them(response: Response) -> Response:
-                response.headers[IGNORED] = names
-                return response
-
+        self.check_unknown(body)
         return body
 
     def answer(self, request: AnswerRequest, form: Form) -> Response:
@@ -157,9 +149,9 @@ class Answering:
             messages = [turn.message(pictures) for turn in request.turns]
             yield model.with_system(messages) if request.usual_system else messages
 
-    def refuse_unknown(self, body: Request) -> list[str]:
-        """Return the names of fields that nobody knows. Raises ApiError (400) for the first one,
-        where those are to be refused.
+    def check_unknown(self, body: Request) -> list[str]:
+        """Return the names of fields that nobody knows, which a header of the answer has, too.
+        Raises ApiError (400) for the first one, where those are to be refused.
         """
         unknown = body.unknown
         if unknown and self.unknown_fields == "refuse":
@@ -167,6 +159,14 @@ class Answering:
             raise ApiError(
                 400, f"{name:.60}: unknown; leave it out", param=name[:60], code="unknown_parameter"
             )
+        if unknown:
+            names = ", ".join(ascii(name[:60])[1:-1] for name in unknown[:20])
+
+            @after_this_request
+            def name_them(response: Response) -> Response:
+                response.headers[IGNORED] = names
+                return response
+
         return unknown
 
 

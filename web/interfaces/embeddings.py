@@ -50,7 +50,7 @@ def blueprint(answering: Answering, service: RetrievalService | None = None) -> 
             raise no_vectors(models, json_body(NamedModel).model)
         body = json_body(EmbeddingRequest)
         models.find(body.model)
-        warnings = ignored(answering.refuse_unknown(body))
+        warnings = ignored(answering.check_unknown(body))
         inputs = body.inputs()
         shown = [item for item in inputs if isinstance(item, Reference)]
         texts = [item for item in inputs if isinstance(item, str)]

@@ -14,7 +14,6 @@ from mtmd.web.access import without_key
 from mtmd.web.answering.answer import Answering
 from mtmd.web.errors import ApiError
 from mtmd.web.intake.request_limits import Body, Work, takes
-from mtmd.web.intake.typed_body import json_body
 from mtmd.web.interfaces import openapi
 from mtmd.web.interfaces.openai_replies import ChatReply, CompletionForm, PlainReply
 from mtmd.web.interfaces.openai_requests import MAX_CHOICES, ChatRequest, CompletionRequest
@@ -28,8 +27,7 @@ def blueprint(answering: Answering) -> Blueprint:
     @routes.post("/v1/chat/completions")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def chat() -> Response:
-        body = json_body(ChatRequest)
-        answering.refuse_unknown(body)
+        body = answering.read(ChatRequest)
         reply = ChatReply(
             f"chatcmpl-{g.request_id}",
             body.model or "",
@@ -44,8 +42,7 @@ def blueprint(answering: Answering) -> Blueprint:
     @routes.post("/v1/completions")
     @takes(Body.JSON, Work.ANSWER)
     def completions() -> Response:
-        body = json_body(CompletionRequest)
-        answering.refuse_unknown(body)
+        body = answering.read(CompletionRequest)
         if (body.n or 1) * len(body.prompt) > MAX_CHOICES:
             raise ApiError(400, f"n: expected at most {MAX_CHOICES} answers in all", param="n")
         reply = PlainReply(
@@ -60,7 +57,7 @@ def blueprint(answering: Answering) -> Blueprint:
     @routes.post("/v1/chat/completions/input_tokens")
     @takes(Body.JSON_WITH_PICTURES, Work.ANSWER)
     def input_tokens() -> dict[str, Any]:
-        count = answering.count(json_body(ChatRequest).request())
+        count = answering.count(answering.read(ChatRequest).request())
         return {
             "object": "response.input_tokens",
             "input_tokens": count.prompt_tokens,

@@ -58,7 +58,7 @@ def blueprint(answering: Answering, service: RetrievalService | None = None) -> 
             raise no_scores(models, json_body(NamedModel).model)
         body = json_body(kind)
         models.find(body.model)
-        return body, ignored(answering.refuse_unknown(body))
+        return body, ignored(answering.check_unknown(body))
 
     def ranking(
         body: Judged, query: Sequence[Piece], documents: Sequence[Sequence[Piece]], name: str

@@ -112,7 +112,7 @@ def _answered(answering: Answering, translate: bool) -> Response:
             400, "file: missing; send the audio as the form's field 'file'", param="file"
         )
     body = TranscriptionBody.model_validate(_fields(request.form))
-    answering.refuse_unknown(body)
+    answering.check_unknown(body)
     data = file.stream.read(answering.media.max_bytes + 1)
     form = TranscriptionForm(body, translate)
 

@@ -14,7 +14,12 @@ REQUESTS = {
     "/api/chat": {"model": "fake", "messages": STATED, "stream": False},
     "/api/generate": {"model": "fake", "prompt": "hi", "stream": False},
     "/completion": {"prompt": "hi", "n_predict": 4},
+    "/v1/chat/completions": {"model": "fake", "messages": STATED},
+    "/v1/chat/completions/input_tokens": {"model": "fake", "messages": STATED},
+    "/v1/completions": {"model": "fake", "prompt": "hi"},
 }
+STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+COUNTED = {"/v1/messages/count_tokens", "/v1/chat/completions/input_tokens"}
 HARMLESS = {
     "/v1/messages": {"metadata": {"user_id": "me"}, "service_tier": "auto"},
     "/v1/messages/count_tokens": {"service_tier": "auto"},
@@ -22,6 +27,9 @@ HARMLESS = {
     "/api/chat": {"keep_alive": "5m"},
     "/api/generate": {"keep_alive": 0},
     "/completion": {"cache_prompt": True, "id_slot": -1},
+    "/v1/chat/completions": {"user": "me", "service_tier": "auto"},
+    "/v1/chat/completions/input_tokens": {"user": "me"},
+    "/v1/completions": {"user": "me"},
 }
 
 
@@ -36,6 +44,14 @@ def test_a_field_that_nobody_knows_is_named_or_refused(route):
     assert refused.status_code == 400 and "colour: unknown" in refused.text
 
 
+@pytest.mark.parametrize("route", STREAMED)
+def test_a_stream_names_the_field_in_its_header(route):
+    body = REQUESTS[route] | {"colour": "red", "stream": True}
+    result = client_for(FakeService()).post(route, json=body)
+    assert result.status_code == 200 and result.mimetype == "text/event-stream"
+    assert result.headers["X-Mtmd-Ignored"] == "colour"
+
+
 @pytest.mark.parametrize("route", REQUESTS)
 def test_what_an_interface_knows_and_changes_nothing_is_taken(route):
     strict = client_for(FakeService(), unknown_fields="refuse")
@@ -44,7 +60,7 @@ def test_what_an_interface_knows_and_changes_nothing_is_taken(route):
     assert "X-Mtmd-Ignored" not in result.headers
 
 
-@pytest.mark.parametrize("route", sorted(REQUESTS.keys() - {"/v1/messages/count_tokens"}))
+@pytest.mark.parametrize("route", sorted(REQUESTS.keys() - COUNTED))
 def test_a_top_p_of_nothing_is_the_best_token_alone(route):
     service = FakeService()
     options = {"options": {"top_p": 0}} if route.startswith("/api/") else {"top_p": 0}
