@@ -49,7 +49,7 @@ class Access:
 
     def caller(self, header: str, api_key: str) -> Caller:
         """Return who asks, by the headers Authorization and X-Api-Key. Raises ApiError for a key
-        that is missing, unknown, or used too often.
+        that is missing or unknown.
         """
         caller = self.keys.find(authorization(header, api_key))
         if caller is None:
@@ -59,8 +59,11 @@ class Access:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        self._limit.check(caller.owner)
         return caller
+
+    def check_rate(self, caller: Caller) -> None:
+        """Raises ApiError for one who has asked too often."""
+        self._limit.check(caller.owner)
 
 
 def register(app: Flask, settings: ServerSettings) -> None:
@@ -84,6 +87,7 @@ def register(app: Flask, settings: ServerSettings) -> None:
         ):
             headers = request.headers
             g.caller = access.caller(headers.get("Authorization", ""), headers.get("X-Api-Key", ""))
+            access.check_rate(g.caller)  # whose refusal is logged with the name
         return None
 
 

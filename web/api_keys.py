@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtmd import OptionError
+from mtmd.base.text import plural
 
 MIN_CHARS = 16  # shorter keys are guessed
 MAX_KEYS = 1000  # every one is compared for every request
@@ -156,7 +157,9 @@ class Keys:
             self._reported = ""
             if self._callers != before:
                 log.warning(
-                    "api-key-file: changed: %d keys before, %d now", count, len(self._callers)
+                    "api-key-file: changed: %s before, %d now",
+                    plural(count, "key"),
+                    len(self._callers),
                 )
         except (OSError, OptionError) as error:
             reason = f"api-key-file: {error.strerror}" if isinstance(error, OSError) else str(error)

@@ -112,6 +112,9 @@ def test_a_key_is_taken_back_and_another_given_without_a_restart(file, caplog):
         "api-key-file: changed: 2 keys before, 2 now",
         "api-key-file: changed: 2 keys before, 1 now",
     ]
+    file.write_text(f"anna:{ANNA}\n")
+    assert named(keys, ANNA) == "anna"
+    assert caplog.records[-1].getMessage() == "api-key-file: changed: 1 key before, 1 now"
 
 
 def test_a_key_that_was_taken_back_is_good_for_a_second_at_most(file, monkeypatch):
@@ -266,6 +269,17 @@ def test_names_and_never_keys_are_in_the_log_and_in_the_metrics(file, caplog):
     reported = client.get("/metrics", headers=bearer(BEN)).get_data(as_text=True)
     assert 'mtmd_key_responses_total{key="anna"} 1.0' in reported
     assert not any(key in caplog.text + reported for key in (ANNA, BEN, NEW))
+
+
+def test_the_log_and_the_metrics_name_who_asks_too_often(file, caplog):
+    client = client_for(FakeService(), api_key_file=file, rate_limit=1)
+    with caplog.at_level(logging.INFO, "mtmd.access"):
+        for _ in range(2):
+            client.get("/v1/models", headers=bearer(ANNA))
+    lines = [r.getMessage().split()[1:5] for r in caplog.records]
+    assert lines == [["anna", "GET", "/v1/models", status] for status in ("200", "429")]
+    reported = client.get("/metrics", headers=bearer(BEN)).get_data(as_text=True)
+    assert 'mtmd_key_responses_total{key="anna"} 2.0' in reported
 
 
 def test_uploads_are_shared_out_among_those_there_are(file):

@@ -135,7 +135,9 @@ class Front:
         if self._access.keys.needed:
             key = (_header(given, "authorization"), _header(given, "x-api-key"))
             try:
-                owner = self._access.caller(*key).owner
+                caller = self._access.caller(*key)
+                self._access.check_rate(caller)
+                owner = caller.owner
             except ApiError:
                 if scope["method"] not in ("GET", "HEAD") or path not in OPEN:
                     raise
