@@ -1,16 +1,19 @@
 """The `mtmd` command, which `python -m mtmd` is, too. It is light: a Ctrl-C that comes while the
-command itself is imported finds somebody who takes it.
+command itself is imported ends it at once.
 """
 
 from __future__ import annotations
 
 import sys
 
+from mtmd.base.interrupts import end_at_interrupts
+
 UNPATCHED = {"-h", "--help", "--help-all", "--ray"}  # options of `serve` that start no server here
 
 
 def main() -> int:
     """Do what `mtmd.cli.main` does, with the arguments of the process."""
+    end_at_interrupts()
     if sys.argv[1:2] == ["serve"] and not UNPATCHED & {w.partition("=")[0] for w in sys.argv[2:]}:
         patch()
     try:

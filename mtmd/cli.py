@@ -20,6 +20,7 @@ from typing import Any
 
 from mtmd import __version__
 from mtmd.base.errors import MtmdError
+from mtmd.base.interrupts import end_at_once, is_import
 from mtmd.base.spelling import did_you_mean
 from mtmd.commands import (
     ask,
@@ -189,16 +190,20 @@ def _take_sigterm() -> None:
 @contextmanager
 def _interrupts_of_imports() -> Iterator[None]:
     """Libraries in machine code turn a Ctrl-C that comes while they are imported into errors of
-    their own, as numpy and pydantic do. One that leaves an import after it is that Ctrl-C.
+    their own, as numpy and pydantic do, or swallow it. The process of a command ends at once then;
+    elsewhere, an error that leaves an import after it is that Ctrl-C.
     """
     came = False
+    before = signal.getsignal(signal.SIGINT)
 
     def interrupt(number: int, frame: Any) -> None:
         nonlocal came
         came = True
+        if before is end_at_once and is_import(frame):
+            end_at_once(number, frame)
         signal.default_int_handler(number, frame)
 
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    usual = before in (signal.default_int_handler, end_at_once)
     taken = usual and threading.current_thread() is threading.main_thread()
     if taken:
         signal.signal(signal.SIGINT, interrupt)
@@ -211,7 +216,7 @@ def _interrupts_of_imports() -> Iterator[None]:
         raise
     finally:
         if taken and signal.getsignal(signal.SIGINT) is interrupt:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, before)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -1043,7 +1043,53 @@ def test_a_key_before_the_command_has_begun(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "main", interrupted)
-    assert begin() == 130 and capsys.readouterr().err == "mtmd: interrupted\n"
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert begin() == 130 and capsys.readouterr().err == "mtmd: interrupted\n"
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("verb", "comes", "reported"),
+    [
+        ("serve", "begun.patch = interrupt", "mtmd: interrupted"),
+        ("list", "cli.main = interrupt", "mtmd: interrupted"),
+        ("list", "listing.run = lambda _: __import__('swallows')", "mtmd: interrupted"),
+        ("list", "listing.run = interrupt", "mtmd list: interrupted"),
+    ],
+    ids=["as gevent is loaded", "as the command is imported", "in an import", "in the command"],
+)
+def test_a_key_in_the_first_seconds_is_one_line(
+    verb: str, comes: str, reported: str, tmp_path: Path
+) -> None:
+    """Also where an import swallows it, and would go on half done."""
+    (tmp_path / "swallows.py").write_text(
+        "import signal\n"
+        "try:\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "except BaseException:\n"
+        "    print('goes on', flush=True)\n"
+    )
+    code = (
+        "import signal, sys\n"
+        "from mtmd import __main__ as begun, cli\n"
+        "from mtmd.commands.models import listing\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "interrupt = lambda *_: signal.raise_signal(signal.SIGINT)\n"
+        f"sys.argv = ['mtmd', {verb!r}]\n"
+        f"{comes}\n"
+        "sys.exit(begun.main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{reported}\n")
 
 
 def test_an_answer_cannot_command_the_terminal(
