@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 
 WAITS = "waiting until another one is fetched"
 FROM_HUB = "fetching it from the Hugging Face hub"
-OPENING, WARMING = "opening the checkpoint", "reading weights and warming up"
+OPENING, READING, WARMING = "opening the checkpoint", "reading weights", "warming up"
 Read: TypeAlias = Callable[[], tuple[int, int]]  # bytes that are there, and all
 SOON_S, LATE_S = 2, 30  # between which clients are told to try again
+WARMING_S = 5  # the same while it warms up: how long that takes is not known
 
 
 class Loading:
@@ -42,7 +43,23 @@ class Loading:
 
     def warming(self, read: Read) -> None:
         """`read` gives the bytes of weights that have been read, and of all."""
-        self._stage, self._read = WARMING, read
+        self._stage, self._read = READING, read
+
+    @property
+    def stage(self) -> str:
+        """Return the stage in words. The first runs go on when all weights are there."""
+        return WARMING if self._stage == READING and self.progress == 1 else self._stage
+
+    @property
+    def share(self) -> float | None:
+        """Return the progress, None while it warms up: how far that is, is not known."""
+        return None if self.stage == WARMING else self.progress
+
+    @property
+    def words(self) -> str:
+        """Return the stage, with a percentage where there is one."""
+        share = self.share
+        return self.stage if share is None else f"{self.stage}, {share:.0%}"
 
     @property
     def progress(self) -> float:
@@ -51,11 +68,13 @@ class Loading:
         return min(done / total, 1.0) if total else 0.0
 
     def asdict(self) -> dict[str, Any]:
-        return {"status": "loading", "stage": self._stage, "progress": round(self.progress, 3)}
+        return {"status": "loading", "stage": self.stage, "progress": round(self.progress, 3)}
 
     @property
     def retry_s(self) -> int:
         """Seconds in which it may be done, if it goes on like this."""
+        if self.stage == WARMING:
+            return WARMING_S
         progress = self.progress
         left = (self._clock() - self._began) * (1 - progress) / progress if progress else SOON_S
         return max(SOON_S, min(LATE_S, math.ceil(left)))

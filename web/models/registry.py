@@ -99,8 +99,8 @@ class _Claim:
         progress = self.entry.progress
         if progress is None:
             return "", None
-        reported = progress.asdict()
-        return reported["stage"], round(reported["progress"], 2)
+        share = progress.share
+        return progress.stage, None if share is None else round(share, 2)
 
     def wait(self, seconds: float = math.inf) -> bool:
         waiter = self._waiter

@@ -16,8 +16,8 @@ REPORTED_S = 0.5  # between two looks at how far the model is
 
 @dataclass(frozen=True)
 class Loading:
-    """Describes how far the model is: `stage` is "" and `progress` None where that has not
-    begun.
+    """Describes how far the model is: `stage` is "" where that has not begun; `progress` is
+    None there, and while it warms up.
     """
 
     model: str

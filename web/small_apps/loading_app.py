@@ -49,8 +49,7 @@ def create_loading_app(loading: Loading, settings: ServerSettings) -> GatedFlask
     @takes(Body.JSON_WITH_PICTURES)
     @without_key
     def anything(_rest: str = "") -> Response:
-        reported, wait = loading.asdict(), loading.retry_s
-        how_far = f"{reported['stage']}, {reported['progress']:.0%}"
+        how_far, wait = loading.words, loading.retry_s
         kinds = request.accept_mimetypes
         if request.method == "GET" and kinds["text/html"] > kinds["application/json"]:
             page = notice("The model is being loaded", (f"{how_far}.",), again_s=SOON_S)

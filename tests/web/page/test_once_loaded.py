@@ -75,7 +75,7 @@ def test_it_is_there_at_once_and_tells_how_far_its_model_is(page, loader, regist
     assert event == {
         "type": "loading",
         "model": "slow",
-        "stage": "reading weights and warming up",
+        "stage": "reading weights",
         "progress": 0.25,
     }
     loader.gate.set()

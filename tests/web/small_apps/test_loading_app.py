@@ -13,7 +13,7 @@ import pytest
 from fake_service import FakeService
 
 from mtmd.web.app import create_app
-from mtmd.web.models.progress import OPENING, WARMING, Loading
+from mtmd.web.models.progress import OPENING, READING, WARMING, Loading
 from mtmd.web.server import Server, bind
 from mtmd.web.settings import ServerSettings
 from mtmd.web.small_apps.loading_app import create_loading_app
@@ -43,12 +43,15 @@ def test_how_far_it_is(client, loading, clock):
     loading.warming(lambda: (read[0], 1000))
     clock[0] += 6
     result = client.get("/ready")
-    assert result.get_json() == {"status": "loading", "stage": WARMING, "progress": 0.3}
+    assert result.get_json() == {"status": "loading", "stage": READING, "progress": 0.3}
     assert result.headers["Retry-After"] == "14"
     read[0] = 1  # it would take long; clients ask again before
     assert client.get("/ready").headers["Retry-After"] == "30"
     read[0] = 2000
-    assert client.get("/ready").get_json()["progress"] == 1
+    assert client.get("/ready").get_json() == {"status": "loading", "stage": WARMING, "progress": 1}
+    refused = client.get("/v1/models").get_json()["error"]["message"]
+    assert refused == "the model is being loaded (warming up); try again in 5 s"
+    assert loading.share is None
     assert client.get("/version").status_code == 200
 
 
