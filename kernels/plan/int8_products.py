@@ -101,6 +101,15 @@ def count(outputs: Sequence[Node]) -> int:
     return sum(1 for node in toposort(*outputs) if node.attrs.get("int8"))
 
 
+def would_round(backends: Sequence[Backend], dtype: torch.dtype, outputs: Sequence[Node]) -> int:
+    """Return how many products of a graph `marked` would mark, 0 where `check_device` raises."""
+    if backends[0].space != "cpu" or dtype not in TYPES:
+        return 0
+    if octets.why_not(host_form(TYPES[dtype]), host()):
+        return 0
+    return count(marked(outputs))
+
+
 def count_in_7_bits(outputs: Sequence[Node]) -> int:
     """Return how many of them round to 7 bits: where weights have 8, and the CPU does not add four
     products at a time.

@@ -301,9 +301,10 @@ class Check:
 
     @property
     def best_ms(self) -> float:
-        """Return the time with the number of threads that proved to be the best."""
-        tried = self.native.tried if self.native else ()
-        return min([self.steady_ms, *(ms for _, ms in tried)])
+        """Return the time with the number of threads that answers are written with."""
+        if self.native is None:
+            return self.steady_ms
+        return dict(self.native.tried).get(self.native.threads, self.steady_ms)
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -452,8 +453,9 @@ class WarmupFacts:
     """All that `mtmd warmup` reports. `checks` is empty where nothing was run. `untried` are ops
     that a device of which only torch knows what it can do takes without having been tried, with
     the bytes of their largest operands. `weights`: what they were quantized to, "" where they are
-    as stored. `lacks`: what kernels for the device would need, and is not
-    installed, and how to have it.
+    as stored. `could_round`: how many of the decoder's products would round activations to 8 bits
+    with `--activations int8`, 0 with it. `lacks`: what kernels for the device would need, and is
+    not installed, and how to have it.
     """
 
     model: str
@@ -479,6 +481,7 @@ class WarmupFacts:
     adapters: tuple[AdapterFacts, ...] = ()
     kv: KVFacts | None = None
     activations: tuple[ActivationFacts, ...] = ()
+    could_round: int = 0
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -53,6 +53,15 @@ class Ceilings:
         return seconds * 1e3
 
 
+def multiplies_bf16(device: torch.device) -> bool:
+    """Return whether torch multiplies bf16 with vector instructions; else a CPU takes so long that
+    the rate says nothing.
+    """
+    return device.type != "cpu" or (
+        torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
+
+
 def measure_ceilings(device: torch.device, runs: int) -> Ceilings:
     return Ceilings(
         _read_rate(device, runs),

@@ -20,6 +20,7 @@ from mtmd.bench.charts import (
 from mtmd.bench.report import (
     AXES,
     AXIS_MEANING,
+    NO_BF16,
     STAGE_MEANING,
     STAGES,
     OpRow,
@@ -68,7 +69,9 @@ def _head(report: Report) -> list[str]:
         "device": m.device_name,
         "processor": f"{m.processor}, {m.cores} cores",
         "reads memory at": f"{m.read_gb_per_s:.1f} GB/s",
-        "multiplies bf16 at": f"{number(m.bf16_gflop_per_s)} GFLOP/s",
+        "multiplies bf16 at": NO_BF16
+        if m.bf16_gflop_per_s is None
+        else f"{number(m.bf16_gflop_per_s)} GFLOP/s",
         "multiplies fp32 at": f"{number(m.fp32_gflop_per_s)} GFLOP/s",
         "opened in": milliseconds(report.open_ms),
         "first pass": milliseconds(report.first_ms),
@@ -290,7 +293,9 @@ def _roofline(report: Report) -> list[str]:
                 )
             )
     m = report.machine
-    roofs = [("bf16", m.bf16_gflop_per_s), ("fp32", m.fp32_gflop_per_s)]
+    roofs = [("fp32", m.fp32_gflop_per_s)]
+    if m.bf16_gflop_per_s is not None:
+        roofs.insert(0, ("bf16", m.bf16_gflop_per_s))
     chart = roofline_chart("roofline", dots, m.read_gb_per_s, roofs)
     key = ", ".join(
         f'<span style="color:var(--c{i})">{escape(g)}</span>' for i, g in enumerate(graphs)

@@ -9,6 +9,7 @@ from typing import Any
 from mtmd.base.text import mib
 from mtmd.bench.measure import Sample, exponent
 
+NO_BF16 = "not in this CPU"
 # In the order of a request.
 STAGES = ("preprocess", "encode", "prefill", "decode", "first token", "copy", "speculative copy")
 STAGE_MEANING = {
@@ -115,7 +116,7 @@ class Machine:
     cores: int
     torch: str
     read_gb_per_s: float
-    bf16_gflop_per_s: float
+    bf16_gflop_per_s: float | None
     fp32_gflop_per_s: float
 
 

@@ -21,7 +21,7 @@ from mtmd.base.throttling import SustainedClock
 from mtmd.bench.measure import Sample, busy
 from mtmd.bench.report import AXES, Machine, OpRow, Point, PredictedMemory, Report, Stage
 from mtmd.bench.subject import OpCost, Prefilled, Subject, Work
-from mtmd.kernels.report.measured_speeds import RUNS, Ceilings
+from mtmd.kernels.report.measured_speeds import RUNS, Ceilings, multiplies_bf16
 from mtmd.kernels.resources.threads import requested_threads
 from mtmd.model import Model
 from mtmd.options.load import LoadOptions
@@ -351,7 +351,7 @@ class _Bench:
             usable_cores().usable,
             torch.__version__,
             c.read_bytes_per_s / 1e9,
-            c.bf16_flops_per_s / 1e9,
+            c.bf16_flops_per_s / 1e9 if multiplies_bf16(subject.device) else None,
             c.fp32_flops_per_s / 1e9,
         )
 

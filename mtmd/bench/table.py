@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtmd.base.text import mib
-from mtmd.bench.report import AXIS_MEANING, STAGE_MEANING, Report, Stage, above, growths, many
+from mtmd.bench.report import (
+    AXIS_MEANING,
+    NO_BF16,
+    STAGE_MEANING,
+    Report,
+    Stage,
+    above,
+    growths,
+    many,
+)
 
 OPS_SHOWN = 8  # of each graph, those that take most time
 ROOFLINE = "100 % is as fast as the ceilings above allow, main memory's and that of products"
@@ -14,12 +23,13 @@ ROOFLINE = "100 % is as fast as the ceilings above allow, main memory's and that
 def render_table(report: Report) -> str:
     """Plain text of lines that fit a terminal."""
     m, base = report.machine, report.base
+    bf16 = NO_BF16 if m.bf16_gflop_per_s is None else f"{m.bf16_gflop_per_s:.0f} GFLOP/s"
     alongside = f", beside {many(base.load, 'busy process', 'es')}" if base.load else ""
     parts = [
         f"{report.model}: {mib(report.weight_bytes)} of weights, {report.dtype}",
         f"{m.processor}, {m.cores} cores; {m.device_name}; torch {m.torch}",
-        f"ceilings: read {m.read_gb_per_s:.1f} GB/s, bf16 {m.bf16_gflop_per_s:.0f} GFLOP/s, fp32 "
-        f"{m.fp32_gflop_per_s:.0f} GFLOP/s",
+        f"ceilings: read {m.read_gb_per_s:.1f} GB/s, bf16 {bf16}, fp32 {m.fp32_gflop_per_s:.0f} "
+        "GFLOP/s",
         f"opened in {report.open_ms:.0f} ms, first pass {report.first_ms:.0f} ms; then "
         f"{many(report.rounds, 'round')}, decode in runs of {report.decode_tokens}"
         + (f"; at most {mib(report.peak_bytes)} of memory" if report.peak_bytes else ""),

@@ -210,6 +210,21 @@ def add_random_weights(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def list_cards() -> int:
+    """Print the GPUs that `--target` knows by name."""
+    from mtmd.kernels.estimate.cards import CARDS
+
+    print(f"{'card':<11}{'target':<13}{'GiB':>5}{'GB/s':>7}{'bf16':>7}{'fp32':>6} TFLOP/s")
+    for card in CARDS.values():
+        assert card.memory_bytes and card.bandwidth and card.flops_16 and card.flops_32
+        print(
+            f"{card.name:<11}{card.target:<13}{card.memory_bytes / 2**30:>5.0f}"
+            f"{card.bandwidth / 1e9:>7,.0f}{card.flops_16 / 1e12:>7,.0f}"
+            f"{card.flops_32 / 1e12:>6.0f}  {card.title}"
+        )
+    return 0
+
+
 def add_list_argument(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--list",

@@ -15,6 +15,7 @@ from mtmd.commands.arguments import add_options, defaults_in, options_in
 from mtmd.commands.shared import (
     add_model_arguments,
     add_random_weights,
+    list_cards,
     load_from,
     loading,
     settle_threads,
@@ -78,7 +79,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.target == "list":
-        return _list_cards()
+        return list_cards()
     if args.random_weights == "list":
         from mtmd.bench.shapes import shape_names
 
@@ -170,20 +171,6 @@ def _save(args: argparse.Namespace, target: str, chosen: dict[str, Any]) -> int:
         print(json.dumps(dataclasses.asdict(saved)))
     else:
         print(for_terminal(str(saved)))
-    return 0
-
-
-def _list_cards() -> int:
-    from mtmd.kernels.estimate.cards import CARDS
-
-    print(f"{'card':<11}{'target':<13}{'GiB':>5}{'GB/s':>7}{'bf16':>7}{'fp32':>6} TFLOP/s")
-    for card in CARDS.values():
-        assert card.memory_bytes and card.bandwidth and card.flops_16 and card.flops_32
-        print(
-            f"{card.name:<11}{card.target:<13}{card.memory_bytes / 2**30:>5.0f}"
-            f"{card.bandwidth / 1e9:>7,.0f}{card.flops_16 / 1e12:>7,.0f}"
-            f"{card.flops_32 / 1e12:>6.0f}  {card.title}"
-        )
     return 0
 
 

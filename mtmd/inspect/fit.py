@@ -21,7 +21,7 @@ from mtmd.checkpoint.hub import HubUnreachable, check_name, is_demo
 from mtmd.checkpoint.open import open_checkpoint
 from mtmd.checkpoint.requantize import with_int8_towers, with_weights
 from mtmd.finding import find_checkpoint
-from mtmd.inspect.fit_facts import FitDevice, FitFacts
+from mtmd.inspect.fit_facts import SERVED, FitDevice, FitFacts
 from mtmd.inspect.fit_text import render_fit
 from mtmd.inspect.prediction import usable_bytes
 from mtmd.kernels.backends import Backend, Cpu, Reference, several_backends
@@ -129,6 +129,7 @@ def fit(
         kv_type=choose_kv_type(
             settings.kv_type, settings.dtype, dtype, backends[0], checkpoint.weight_bytes
         ),
+        served=settings.parallel if "parallel" in given(chosen) else SERVED,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from mtmd.kernels.report.facts import LayoutFacts
 
+SERVED = 16  # answers at once of `mtmd serve` by default
 SCHEMA = 1  # of `FitFacts.asdict`: raised when a field is renamed, removed or means another thing
 
 
@@ -30,7 +31,8 @@ class FitFacts:
     known size, None where none does; `advice` says then what would. A layout in `undecided` fits
     as far as sizes are known, and needs a memory of which none is. `picture_tokens` of the largest
     picture, 0 where the model takes none. `longest_context` of a layout holds for as many `answers`
-    at once, as far as they are `counted`. Keys and values are stored in `kv_type`.
+    at once, as far as they are `counted`. Keys and values are stored in `kv_type`. `mtmd serve` has
+    so many answers at once, `served`: as many as were given, or its default.
     """
 
     model: str
@@ -45,6 +47,7 @@ class FitFacts:
     chosen: str | None
     advice: tuple[str, ...]
     kv_type: str = ""
+    served: int = SERVED
 
     @property
     def fits(self) -> bool:

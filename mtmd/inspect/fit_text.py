@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from mtmd.base.text import plural
-from mtmd.inspect.fit_facts import FitFacts
+from mtmd.inspect.fit_facts import SERVED, FitFacts
 from mtmd.kernels.report.facts import LayoutFacts
 from mtmd.loaded.fitting.alternatives import NOTHING
 from mtmd.loaded.fitting.needed_memory import HOST, MAX_ANSWERS
@@ -18,7 +18,6 @@ NOT_RUN = "PREDICTED: no weight is read, nothing is run."
 # Qwen2.5-Coder-0.5B in Q4_K_M (torch 2.13, Linux on x86-64).
 ALONGSIDE_BYTES = 350 * MIB
 ALONGSIDE = "Python, torch and compiled code take some 350 MiB of the host beside."
-SERVED = 16  # answers at once of `mtmd serve`
 
 
 def render_fit(report: FitFacts) -> str:
@@ -94,8 +93,10 @@ def _layout(report: FitFacts, layout: LayoutFacts) -> Iterator[str]:
 def _result(report: FitFacts) -> Iterator[str]:
     if any(not m.fits for layout in report.layouts for m in layout.memories):
         yield "* is more than usable"
-    if any(layout.layers for layout in report.layouts):
-        yield "behind a memory: the first and the last layer that it has"
+    runs = [part for layout in report.layouts for part in layout.layers if part.first < part.last]
+    for part in runs[:1]:
+        what = f"{part.device}, {part.first}-{part.last}"
+        yield f"'{what}': layers {part.first} to {part.last} are on {part.device}"
     yield ""
     if report.chosen is not None:
         yield from _wrapped(f"result: fits {report.chosen}")
@@ -104,7 +105,8 @@ def _result(report: FitFacts) -> Iterator[str]:
     advice = "; or ".join(report.advice)
     if not report.undecided:
         yield from _wrapped(
-            "result: fits nowhere; " + (f"what would fit: {advice}" if advice else NOTHING)
+            f"result: fits nowhere{_needed(report)}; "
+            + (f"what would fit: {advice}" if advice else NOTHING)
         )
         return
     first = report.undecided[0]
@@ -113,25 +115,52 @@ def _result(report: FitFacts) -> Iterator[str]:
     yield from _wrapped(reported + (f"; it would fit with {advice}" if advice else ""))
 
 
+def _needed(report: FitFacts) -> str:
+    """Return how much memory the layout that lacks least needs."""
+    lacking = {
+        layout: [m for m in layout.memories if not m.fits]
+        for layout in report.layouts
+        if layout.reason is None
+    }
+    if not lacking:
+        return ""
+    nearest = min(lacking, key=lambda one: sum(m.needed - (m.available or 0) for m in lacking[one]))
+    sizes = [f"{_size(report, m.needed)} usable of {m.space}" for m in lacking[nearest]]
+    return f" (as requested it needs {' and '.join(sizes)}: {nearest.name})"
+
+
 def _in_all(report: FitFacts) -> Iterator[str]:
-    """Yield how much `mtmd describe` and `mtmd serve` take, where all lies in one memory."""
+    """Yield how much `mtmd describe` and `mtmd serve` take, where all lies in one memory, and with
+    how many answers at once the server fits, where its default number does not.
+    """
     chosen = [layout for layout in report.layouts if layout.name == report.chosen]
     if not chosen or len(chosen[0].memories) > 1:
         return
     (memory,) = chosen[0].memories
     counted = next(d.counted for d in report.devices if d.name == memory.space)
-    answer, extra = memory.cache // counted, 0
-    if memory.space == HOST:
-        extra = ALONGSIDE_BYTES
-    one, all_of_them = (
-        _size(report, memory.needed - memory.cache + count * answer + extra)
-        for count in (1, SERVED)
-    )
+    answer, served = memory.cache // counted, report.served
+    one, all_of_them = (memory.needed - memory.cache + count * answer for count in (1, served))
+    extra = ALONGSIDE_BYTES if memory.space == HOST else 0
     with_python = ", Python and torch included" if extra else ""
-    yield from _wrapped(
-        f"in all: 'mtmd describe' takes up to {one}; 'mtmd serve' up to {all_of_them}, when "
-        f"{SERVED} answers at once fill their context{with_python}"
-    )
+    alone, together = (_size(report, size + extra) for size in (one, all_of_them))
+    described = f"in all{with_python}: 'mtmd describe' takes up to {alone}"
+    answers = plural(served, "answer")
+    if memory.available is None or all_of_them <= memory.available:
+        option = f" --parallel {served}" if served != SERVED else ""
+        filled = "fills its" if served == 1 else "at once fill their"
+        yield from _wrapped(
+            f"{described}; 'mtmd serve{option}' up to {together}, when {answers} {filled} context"
+        )
+    elif counted < report.answers:
+        yield from _wrapped(
+            f"{described}; 'mtmd serve' would take {together}, if {answers} at once filled their "
+            "context: as that is more than usable, some of them wait for room"
+        )
+    else:
+        yield from _wrapped(
+            f"{described}; 'mtmd serve' with its {answers} at once needs {together} and does not "
+            f"fit; with '--parallel {chosen[0].most_answers}' it does"
+        )
 
 
 def _unit(report: FitFacts) -> tuple[int, str]:

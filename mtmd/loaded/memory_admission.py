@@ -80,9 +80,10 @@ class Admission:
         room = {space: size + spare[space] for space, size in self.room.items()}
         return not self._within(room, [self._step])
 
-    def check(self, what_fits: Callable[[], str] = lambda: "") -> None:
+    def check(self, what_fits: Callable[[], str], least: Callable[[str], int]) -> None:
         """Raises OptionError for a limit that leaves no room for a step of the decoder, with what
-        fits in place of context and parallel, "" where nothing does.
+        fits in place of context and parallel, "" where nothing does: then with the bytes that the
+        `least` takes of a memory.
         """
         if self._requested is not None and self.lacks_room:
             space = min(self.limits, key=self._left)
@@ -92,9 +93,13 @@ class Admission:
             minimum = self.limits[space] - self._alongside_weights[space] + step
             raise OptionError(
                 f"memory_limit: found {mib(self.limits[space])}, expected at least {mib(minimum)} "
-                "for the weights, a full "
-                f"cache and a step of the decoder; raise it, or lower {self._lower}"
-                + (f": {fits} fits" if (fits := what_fits()) else "")
+                "for the weights, a full cache and a step of the decoder; "
+                + (
+                    f"raise it, or lower {self._lower}: {fits} fits"
+                    if (fits := what_fits())
+                    else f"the weights and one short answer need {mib(least(space))}, no context "
+                    "fits below that"
+                )
             )
 
     @property

@@ -32,6 +32,7 @@ from mtmd.kernels.report.facts import (
 from mtmd.kernels.report.machine_facts import computing_threads, machine_facts
 from mtmd.kernels.report.warmup_report import WarmupReport
 from mtmd.kernels.resources.default_device import made_on_the_host
+from mtmd.llm.batch import BatchShape
 from mtmd.llm.engine.speculation import refusal
 from mtmd.llm.warmup import check_decoder, decoder_graphs, measure_rows
 from mtmd.loaded.device_and_dtype import device_name
@@ -89,6 +90,7 @@ def warmup_report(
         adapters=_adapters(loaded),
         kv=loaded.kv,
         activations=_activations(loaded),
+        could_round=_could_round(loaded),
     )
     if report.ranks is not None:
         watch = None  # the other ranks, which are processes, would be taken for others
@@ -247,6 +249,16 @@ def _activations(loaded: LoadedModel) -> tuple[ActivationFacts, ...]:
         )
         for name, graph in loaded.product_graphs().items()
     )
+
+
+def _could_round(loaded: LoadedModel) -> int:
+    """Return how many of the decoder's products would round activations to 8 bits if asked to."""
+    if loaded.options.activations == "int8" or loaded.backends[0].space != "cpu":
+        return 0
+    from mtmd.kernels.plan import int8_products  # loads LLVM
+
+    graph = loaded.runner.graph(BatchShape(1))
+    return int8_products.would_round(loaded.backends, loaded.dtype, graph)
 
 
 def _dequantized(loaded: LoadedModel) -> tuple[DequantizedTensor, ...]:

@@ -139,7 +139,7 @@ def _machine(report: WarmupReport | None, counted: ServiceStats) -> dict[str, An
     answer gets where it has all of it, as the warm-up measured; None where it ran nothing.
     """
     checks = report.checks if report else ()
-    alone = [1e3 / c.steady_ms for c in checks if c.graph == "decoder" and c.steady_ms > 0]
+    alone = [1e3 / c.best_ms for c in checks if c.graph == "decoder" and c.best_ms > 0]
     own = resident_bytes()
     return {
         "resident_bytes": None if own is None else own + counted.engine_bytes,

@@ -8,7 +8,7 @@ import re
 
 from mtmd.base.text import for_terminal
 from mtmd.commands.arguments import add_options, options_in
-from mtmd.commands.shared import add_model_named, add_random_weights
+from mtmd.commands.shared import add_model_named, add_random_weights, list_cards
 from mtmd.options.load import LoadOptions
 
 HELP = "Show how a model fits into memory, also of GPUs that you do not have; nothing is run."
@@ -47,7 +47,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="GPUS",
         default="",
         help="cards (rtx4090,rtx4090), or architectures (cuda:90) with --memory; one for all, or "
-        "one for each (default: any GPU since cuda:80); 'mtmd warmup --target list' shows them",
+        "one for each; list shows all cards (default: any GPU since cuda:80)",
     )
     where.add_argument(
         "--host-memory",
@@ -74,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
 
         print("\n".join(shape_names()))
         return 0
+    if args.target == "list":
+        return list_cards()
     image = _size(args.image)
     from mtmd.inspect.fit import fit
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 from mtmd.base.errors import OptionError
 from mtmd.base.text import mib
 from mtmd.checkpoint.checkpoint import Checkpoint
+from mtmd.llm.state import PAGE
 from mtmd.loaded.fitting.alternatives import Way
+
+SHORT = PAGE  # tokens of the shortest context that is looked at
 
 
 def check_length(context: int, checkpoint: Checkpoint, name: str) -> None:
@@ -33,7 +36,14 @@ def what_fits(way: Way) -> str:
         fits.append(f"a context of {text}{shown}")
     if 0 < (fewer := way.most_answers()) < way.answers:
         fits.append(f"parallel {fewer}")
+    if not fits and way.answers > 1 and way.slack(SHORT, 1, text=True) >= 0:
+        fits.append(f"a context of {SHORT} with parallel 1")
     return " or ".join(fits)
+
+
+def least(way: Way, space: str) -> int:
+    """Return the bytes of a memory that the weights and one short answer need, without pictures."""
+    return way.parts(SHORT, 1, text=True)[space].total
 
 
 def check_room(context: int, way: Way) -> None:

@@ -72,7 +72,11 @@ def test_what_is_rounded_is_reported() -> None:
         told = str(model.warmup_report)
         assert f"activations: int8 in {count} of the decoder's " in told
     with load("demo", threads=1) as model:
-        assert "activations" not in str(model.warmup_report)
+        assert "activations" not in str(model.warmup_report), "its weights are not quantized"
+    with load("demo", threads=1, weights="Q4_0", dtype="fp32") as model:
+        told = str(model.warmup_report)
+        assert "activations: not rounded; --activations int8 would read prompts faster" in told
+        assert f"less exactly, in {count} products of the decoder" in told
 
 
 @needs_it

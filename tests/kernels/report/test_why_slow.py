@@ -105,6 +105,17 @@ def test_the_best_number_of_threads_counts() -> None:
     assert result.share == pytest.approx(1e9 / 16e9 / 0.07)
 
 
+def test_the_times_of_a_step_are_one() -> None:
+    """Of the number of threads that decodes, not of steps with others that were tried."""
+    native = NativeRun(0.0, 1.0, 1, 1, 0.0, 0.0, None, 1, ((2, 128.54), (1, 58.51)))
+    decoder = replace(check("decoder", 92.2), native=native)
+    text = str(replace(REPORT, checks=(decoder,)))
+    assert "one token decoded in 58.5 ms, 17 a second" in text and "in 92.2" not in text
+    assert "steady 58.5 ms" in text and "decodes with 1 thread, measured: 2: 128.54 ms" in text
+    slower = replace(decoder, steady_ms=50.0)
+    assert slower.best_ms == 58.51, "measured once, by chance"
+
+
 def test_the_table_of_ops_is_told_apart_from_the_step() -> None:
     """Ops by themselves take longer than machine code that does them all."""
     native = NativeRun(0.0, 1.0, 1, 1, 0.0, 0.0, None, 1, (), "as the model is very small")

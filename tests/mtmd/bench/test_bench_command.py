@@ -1,9 +1,15 @@
 """`mtmd bench` as it is typed: what it measures, the page it writes, what it refuses."""
 
 import json
+import platform
 import re
 
 import pytest
+import torch
+
+from mtmd.bench import stages
+from mtmd.kernels.cpu.native.compile import host
+from mtmd.kernels.report.measured_speeds import multiplies_bf16
 
 QUICK = ("--rounds", 1, "--decode", 2, "--context", "8", "--threads", "1")
 
@@ -67,6 +73,25 @@ def test_the_demo_model_is_measured_by_default(mtmd):
     assert ran.code == 0 and ran.out.startswith("demo model"), ran.err
     assert "base: 1 x 64 px (1 tile, 9 tokens), 8 tokens of text" in ran.out
     assert "of roofline: 100 % is as fast as the ceilings above allow" in ran.out
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_cpu_without_bf16_has_no_rate_of_it(mtmd, monkeypatch, tmp_path, has):
+    """Which torch would compute a number at a time: "0 GFLOP/s" says nothing."""
+    monkeypatch.setattr(stages, "multiplies_bf16", lambda _: has)
+    page = tmp_path / "page.html"
+    ran = mtmd("bench", *QUICK, "--images", "0", "--html", page)
+    assert ran.code == 0, ran.err
+    assert bool(re.search(r"GB/s, bf16 [\d.]+ GFLOP/s, fp32 [\d.]+ GFLOP/s\n", ran.out)) is has
+    assert ("GB/s, bf16 not in this CPU, fp32 " in ran.out) is not has
+    assert ("not in this CPU" in page.read_text()) is not has
+
+
+def test_which_cpu_has_bf16():
+    cpu = torch.device("cpu")
+    assert multiplies_bf16(torch.device("cuda"))
+    assert multiplies_bf16(cpu) >= (host().has("avx512bf16") and host().has("avx512vl"))
+    assert multiplies_bf16(cpu) <= (host().has("avx2") or platform.machine() != "x86_64")
 
 
 def test_a_copy_is_timed_with_proposals_and_without(mtmd):

@@ -14,9 +14,12 @@ import pytest
 
 from mtmd import MtmdError, OptionError, predict
 from mtmd.checkpoint.open import open_checkpoint
+from mtmd.cli import parser
 from mtmd.clip.image.device_resize import TAKEN_BYTES
+from mtmd.commands.arguments import options_in
 from mtmd.inspect import fit as module
 from mtmd.inspect.fit import FitReport, fit
+from mtmd.inspect.fit_facts import SERVED
 from mtmd.kernels.backends import Reference
 from mtmd.kernels.plan import free_memory
 from mtmd.kernels.report.facts import LayoutFacts
@@ -102,7 +105,14 @@ def test_one_device_needs_what_is_predicted_of_a_card(two: FitReport) -> None:
 
 def test_where_nothing_fits_it_says_what_would(mtmd: Any) -> None:
     ran = mtmd("fit", "--host-memory", "38MiB", "--dtype", "fp32")
-    assert ran.code == 3 and "result: fits nowhere; what would fit: " in ran.out
+    assert ran.code == 3 and "result: fits nowhere (as requested it needs " in ran.out
+    needed = json.loads(mtmd("fit", "--host-memory", "38MiB", "--dtype", "fp32", "--json").out)
+    needed = needed["layouts"][0]["memories"][0]["needed"]
+    shown = f"(as requested it needs {needed / MIB:.1f} MiB usable of cpu: on cpu alone); what"
+    assert shown in " ".join(ran.out.split())
+    for usable, code in ((needed, 0), (needed - MIB, 3)):
+        size = str(usable * 16 // 15 + 1)
+        assert mtmd("fit", "--host-memory", size, "--dtype", "fp32").code == code
     reported = " ".join(ran.out.split("what would fit: ")[1].split())
     fewer = next(p for p in reported.split("; or ") if p.endswith("at once (--parallel)"))
     count = fewer.split()[0]
@@ -245,6 +255,7 @@ def test_for_programs(mtmd: Any) -> None:
     assert set(result) == {
         "schema", "model", "dtype", "context", "context_most", "answers", "picture_size",
         "picture_tokens", "devices", "layouts", "chosen", "advice", "fits", "kv_type",
+        "served",
     }  # fmt: skip
     assert [d["what"] for d in result["devices"]] == ["rtx4090", "rtx3090", "the host"]
     assert set(result["layouts"][0]) == {
@@ -261,6 +272,49 @@ def test_a_way_that_cannot_be_is_told_with_the_reason(two: FitReport) -> None:
         replace(two, layouts=(LayoutFacts("layers over 6", reason="4 layers for 6 devices"),))
     )
     assert "CANNOT BE   layers over 6: 4 layers for 6 devices" in text
+
+
+def test_the_last_line_agrees_with_the_verdict(mtmd: Any) -> None:
+    """Also where fewer answers at once fit than the server has by default."""
+    requested = ("fit", "--host-memory", "64MiB", "--dtype", "fp32")
+    ran = mtmd(*requested)
+    text = " ".join(ran.out.split())
+    assert ran.code == 0 and "'mtmd serve' with its 16 answers at once needs " in text
+    most = int(text.split("and does not fit; with '--parallel ")[1].split("'")[0])
+    assert 4 <= most < 16 and text.endswith("' it does")
+    fits = mtmd(*requested, "--parallel", str(most))
+    assert fits.code == 0
+    shown = " ".join(fits.out.split())
+    assert f"'mtmd serve --parallel {most}' up to " in shown
+    assert f"when {most} answers at once fill their context" in shown
+    assert mtmd(*requested, "--parallel", str(most + 1)).code == 3
+    roomy = " ".join(mtmd("fit", "--host-memory", "1GiB", "--dtype", "fp32").out.split())
+    assert "'mtmd serve' up to " in roomy and "when 16 answers at once fill" in roomy
+    given = mtmd("fit", "--host-memory", "1GiB", "--parallel", "1").out
+    assert "'mtmd serve --parallel 1' up to" in " ".join(given.split())
+    assert "1 answer fills its context" in " ".join(given.split())
+    args = parser().parse_args(["serve"])
+    assert options_in(args, LoadOptions)["parallel"] == SERVED
+
+
+def test_what_waits_for_room_on_this_machine_is_not_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Answers that have no room wait, as a server lets them."""
+    monkeypatch.setattr(free_memory, "system_bytes", lambda *_: 64 << 20)
+    free_memory.look_again()
+    text = " ".join(str(fit(dtype="fp32")).split())
+    free_memory.look_again()
+    assert "result: fits on cpu alone" in text and "does not fit" not in text
+    assert "if 16 answers at once filled their context: as that is more than usable" in text
+
+
+def test_the_cards_are_listed(mtmd: Any) -> None:
+    """`list` is what the refusal of an unknown card advises."""
+    assert "--target list" in mtmd("fit", "--target", "tpu:1").refused()
+    ran = mtmd("fit", "--target", "list")
+    assert ran.code == 0 and "rtx4090" in ran.out
+    assert ran.out == mtmd("warmup", "--target", "list").out
 
 
 def test_this_machine_and_one_without_a_gpu(mtmd: Any) -> None:

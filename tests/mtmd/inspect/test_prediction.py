@@ -252,7 +252,7 @@ def test_memory_of_the_card_is_read_as_sizes_are() -> None:
 # Names and kinds of `asdict`: what is renamed or removed here raises SCHEMA.
 FIELDS = {
     "schema", "ran_on_a_gpu", "times", "model", "device", "device_name", "dtype", "flash", "refused",
-    "graphs", "checks", "dequantized", "speculation", "ranks", "layers", "fit", "programs", "untried", "lacks", "kv", "adapters", "activations",
+    "graphs", "checks", "dequantized", "speculation", "ranks", "layers", "fit", "programs", "untried", "lacks", "kv", "adapters", "activations", "could_round",
     "weights", "vision_attention", "preprocessing", "machine",
     "fully_accelerated", "card", "sequences",
     "context", "context_most", "usable_bytes", "weight_bytes", "longest_context", "most_answers",

@@ -84,9 +84,23 @@ def test_weights_that_are_too_large_are_no_reason_to_refuse_a_context(free: Any)
     free(12)
     load(context=2048)
     reported = refused(context=2048, memory_limit="10MiB")
-    assert reported.startswith("memory_limit: found 10.00 MiB") and reported.endswith(
-        "context or parallel"
+    assert reported.startswith("memory_limit: found 10.00 MiB") and "lower" not in reported
+
+
+def test_where_no_context_fits_the_least_is_told() -> None:
+    """And it is enough, for one short answer: no less is."""
+    reported = refused(context=2048, memory_limit="10MiB")
+    match = re.search(
+        r"; the weights and one short answer need ([\d.]+) MiB, no context fits below that$",
+        reported,
     )
+    assert match, reported
+    minimum = float(match[1])
+    more, less = (f"{minimum + by:.2f}MiB" for by in (0.02, -0.1))
+    few = refused(context=2048, memory_limit=more)
+    assert few.endswith("lower context or parallel: a context of 32 with parallel 1 fits"), few
+    assert load(context=32, parallel=1, memory_limit=more).admission.room["cpu"] >= 0
+    assert match[0] in refused(context=2048, memory_limit=less)
 
 
 def test_from_the_command_line_it_is_one_line(mtmd: Any, one: Path) -> None:
