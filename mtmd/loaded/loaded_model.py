@@ -41,7 +41,7 @@ from mtmd.llm.warmup import decoder_placement, kv_facts
 from mtmd.loaded.device_and_dtype import choose_dtype, own_threads
 from mtmd.loaded.device_thread import DeviceThread
 from mtmd.loaded.fitting.alternatives import Way, Ways, choose, chosen_by, layers_facts
-from mtmd.loaded.fitting.context import check_length, check_room, least, what_fits
+from mtmd.loaded.fitting.context import check_length, check_room, min_bytes, what_fits
 from mtmd.loaded.fitting.layouts import Graphs, Layout, are_ranks, devices_of, make_graphs
 from mtmd.loaded.fitting.needed_memory import CACHE_BYTES, lazy_memories
 from mtmd.loaded.fitting.needed_memory import limits as memory_limits
@@ -145,7 +145,9 @@ class LoadedModel:
             weakref.finalize(self, self.ranks.close)
         self._placements: dict[Any, tuple[Placement, ...]] = {}
         self._check_overrides(self.layout.overrides(chosen.override_tensor))
-        self.admission.check(lambda: what_fits(self._way), lambda space: least(self._way, space))
+        self.admission.check(
+            lambda: what_fits(self._way), lambda space: min_bytes(self._way, space)
+        )
 
     def product_graphs(self) -> dict[str, list[Node]]:
         """Return the graphs of one tile and of one token, by name."""

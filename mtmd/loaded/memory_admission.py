@@ -80,10 +80,10 @@ class Admission:
         room = {space: size + spare[space] for space, size in self.room.items()}
         return not self._within(room, [self._step])
 
-    def check(self, what_fits: Callable[[], str], least: Callable[[str], int]) -> None:
+    def check(self, what_fits: Callable[[], str], min_bytes: Callable[[str], int]) -> None:
         """Raises OptionError for a limit that leaves no room for a step of the decoder, with what
-        fits in place of context and parallel, "" where nothing does: then with the bytes that the
-        `least` takes of a memory.
+        fits in place of context and parallel, "" where nothing does: then with the `min_bytes`
+        of a memory that one short answer needs.
         """
         if self._requested is not None and self.lacks_room:
             space = min(self.limits, key=self._left)
@@ -97,7 +97,7 @@ class Admission:
                 + (
                     f"raise it, or lower {self._lower}: {fits} fits"
                     if (fits := what_fits())
-                    else f"the weights and one short answer need {mib(least(space))}, no context "
+                    else f"the weights and one short answer need {mib(min_bytes(space))}, no context "
                     "fits below that"
                 )
             )

@@ -41,7 +41,7 @@ def what_fits(way: Way) -> str:
     return " or ".join(fits)
 
 
-def least(way: Way, space: str) -> int:
+def min_bytes(way: Way, space: str) -> int:
     """Return the bytes of a memory that the weights and one short answer need, without pictures."""
     return way.parts(SHORT, 1, text=True)[space].total
 
