@@ -97,8 +97,8 @@ class Admission:
                 + (
                     f"raise it, or lower {self._lower}: {fits} fits"
                     if (fits := what_fits())
-                    else f"the weights and one short answer need {mib(min_bytes(space))}, no context "
-                    "fits below that"
+                    else f"the weights and one short answer need {mib(min_bytes(space))}, no "
+                    "context fits below that"
                 )
             )
 
