@@ -144,7 +144,9 @@ def test_a_cpu_where_nothing_is_gained() -> None:
 
 def test_the_option_is_refused_where_it_would_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     if HERE:
-        with pytest.raises(OptionError, match=r"found weights in (plain numbers|BF16), expected some in"):
+        with pytest.raises(
+            OptionError, match=r"found weights in (plain numbers|BF16), expected some in"
+        ):
             random_text(activations="int8")
     monkeypatch.setattr(int8_products, "host_form", lambda _: ("tiles", 16, 8, 2))
     with pytest.raises(
