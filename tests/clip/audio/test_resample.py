@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,10 +14,14 @@ import numpy as np
 import pytest
 from sounds import tones, wav
 
+from mtmd.clip.audio import resample
 from mtmd.clip.audio.recording import AudioFile
-from mtmd.clip.audio.resample import resampled
+from mtmd.clip.audio.resample import resampled, resampled_count
 
 RATES = [(44_100, 16_000), (48_000, 16_000), (8_000, 16_000), (11_025, 24_000), (44_101, 16_000)]
+
+
+made = resample._filter
 
 
 def at(rate: int, seconds: float, *frequencies: float) -> np.ndarray:
@@ -36,6 +41,31 @@ def test_sines_are_those_of_the_other_rate(rate: int, target: int) -> None:
     inside = slice(len(expected) // 4, -len(expected) // 4)
     assert len(result) == -(-round(rate * 0.5) * target // rate)
     assert np.abs(result[: len(expected)] - expected)[inside].max() < 3e-3
+
+
+@pytest.mark.parametrize("rate", [8_000, 32_000, 48_000, 96_000, 192_000, 768_000])
+@pytest.mark.parametrize("count", [1, 5_000, 200_003])
+def test_many_new_samples_are_computed_at_a_time(
+    rate: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are those of a filter with the fewest columns, in fp64; with one column, numpy takes ten
+    times as long, of which a worker may not have enough for a long recording.
+    """
+    old, new = Fraction(rate, 16_000).as_integer_ratio()
+    filters = []
+    monkeypatch.setattr(resample, "_filter", lambda *of: filters.append(of) or made(*of))
+    samples = np.random.default_rng(1).normal(0, 1, count).astype(np.float32)
+    result = whole(samples, rate, 16_000)
+    [(used, columns)] = filters
+    assert columns >= 16 and Fraction(used, columns) == Fraction(old, new)
+    assert len(result) == resampled_count(count, rate, 16_000) == -(-count * new // old)
+    taps, width = made(old, new)
+    groups = -(-len(result) // new)
+    padded = np.zeros(max(width + count, (groups - 1) * old + len(taps)))
+    padded[width : width + count] = samples
+    windows = np.lib.stride_tricks.sliding_window_view(padded, len(taps))[::old][:groups]
+    expected = (windows @ taps.astype(np.float64)).flatten()[: len(result)]
+    np.testing.assert_allclose(result, expected, atol=5e-6)
 
 
 def test_what_the_lower_rate_cannot_hold_is_gone() -> None:
