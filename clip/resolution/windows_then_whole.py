@@ -20,7 +20,7 @@ from mtmd.clip.token_budget import DEFAULT_BUDGET, Budget
 from mtmd.kernels.checkpoint.settings import Settings
 from mtmd.kernels.graph import Type
 
-MAX_WINDOWS = 96  # of a picture: of one 32 pixels narrow and 3024 long
+MAX_RATIO = 96  # of a picture's longer side to its shorter one
 MAX_SIDE = 1 << 13  # pixels of a picture that is cut
 NARROW, THIN = 32, 4  # a picture of a shorter side and a longer shape is put on a black square
 ELONGATED = 1.5  # a picture of a longer shape is cut even where it is no larger than the whole
@@ -81,21 +81,23 @@ class WindowsThenWhole:
         ways = [self.layout(size, self.longest)]
         if budget != DEFAULT_BUDGET:
             smaller = range(self.longest - self.tile, self.tile, -self.tile)
-            ways += [self.layout(size, longest) for longest in smaller]
+            others = [self.layout(size, longest) for longest in smaller]
+            # A very thin copy may be cut into more, as its sides are whole pixels
+            ways += [way for way in others if way.windows <= ways[0].windows]
             ways.append(Layout(ways[0].whole, ways[0].whole, 0, (0, 0)))
         chosen, notes = budget.choose([self.tokens(way.windows) for way in ways])
         return ways[chosen], notes
 
     def layout(self, size: Size, longest: int) -> Layout:
         """Return the windows of a picture whose longer side has at most `longest` pixels."""
-        if max(size) > MAX_WINDOWS * min(size):
+        if max(size) > MAX_RATIO * min(size):
             raise ImageError(
                 f"the picture has {size[0]} x {size[1]} pixels, expected a longer side of at most "
-                f"{MAX_WINDOWS} times the shorter; crop it to a less narrow shape"
+                f"{MAX_RATIO} times the shorter; crop it to a less narrow shape"
             )
         if max(size) > longest:
             scale = longest / max(size)
-            size = int(size[0] * scale), int(size[1] * scale)
+            size = max(1, int(size[0] * scale)), max(1, int(size[1] * scale))
         window = self._window(size)
         if not window:
             return Layout(size, size, 0, (0, 0))
@@ -128,11 +130,19 @@ class WindowsThenWhole:
     def _resized(self, pixels: Pixels, width: int, height: int) -> Pixels:
         return resize_tensor(pixels, width, height, self.resample)
 
+    @property
+    def max_windows(self) -> int:
+        """Return how many a picture may be cut into: as many as tiles on the largest square, or
+        those of the thinnest, more than `MAX_RATIO` where its shorter side is rounded down.
+        """
+        shortest = max(1, (self.longest - 1) // MAX_RATIO)
+        return max(-(-self.longest // shortest), (-(-self.longest // self.tile)) ** 2)
+
     def tokens(self, windows: int) -> int:
         return windows * (self.tile // self.step) ** 2 + (self.side // self.step) ** 2
 
     def max_tokens(self, budget: Budget = DEFAULT_BUDGET) -> int:
-        return budget.maximum([self.tokens(MAX_WINDOWS), self.tokens(0)])
+        return budget.maximum([self.tokens(self.max_windows), self.tokens(0)])
 
     def tile_type(self) -> Type:
         return tile_of(self.tile, self.tile)

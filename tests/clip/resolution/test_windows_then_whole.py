@@ -13,7 +13,7 @@ from torchvision_stand_in import torchvision_here
 from mtmd.base.errors import ImageError, ModelError, OptionError
 from mtmd.clip.resolution.resolution import prepare_blank
 from mtmd.clip.resolution.windows_then_whole import (
-    MAX_WINDOWS,
+    MAX_RATIO,
     WindowsThenWhole,
     read_windows_then_whole,
 )
@@ -68,7 +68,7 @@ def test_windows_are_those_of_the_reference(reference):
     published = read_windows_then_whole(Settings({}, "preprocessor_config.json"), 728, 56)
     for _ in range(3000):
         size = tuple(round(math.exp(rng.uniform(3.5, 8.5))) for _ in range(2))
-        if max(size) > MAX_WINDOWS * min(size):
+        if max(size) > MAX_RATIO * min(size):
             continue
         whole, crop, window, columns, rows, square = theirs._plan_patches(*size, 728, 504)
         if square:
@@ -76,13 +76,30 @@ def test_windows_are_those_of_the_reference(reference):
         layout = published.layout(size, published.longest)
         assert (layout.whole, layout.cut, layout.window) == (whole, crop, window)
         assert layout.grid == (columns, rows)
+        assert layout.windows <= published.max_windows == 98
         cut += layout.windows > 0
     assert cut > 1000
 
 
+def test_the_thinnest_have_no_more_tokens_than_is_said():
+    """Of 3027 x 32 pixels, 3024 x 31 are cut."""
+    published = read_windows_then_whole(Settings({}, "preprocessor_config.json"), 728, 56)
+    assert published.layout((3027, 32), published.longest).windows == 98
+    assert published.max_tokens() == published.tokens(98) == 8107
+    for longest in (130, 200, 728, 1920, 2016, 3024, 8192):
+        some = WindowsThenWhole(96, 64, longest, 16, published.normalize, published.resample)
+        budget = Budget(min_tokens=some.max_tokens())
+        for short in (*range(32, 90), longest):
+            size = MAX_RATIO * short, short
+            for long in (size[0], size[0] - 7, short, min(size[0], longest + 3)):
+                assert some.layout((long, short), longest).windows <= some.max_windows
+            chosen, _ = some.choose(size, budget)
+            assert some.tokens(chosen.windows) <= some.max_tokens(budget)
+
+
 def test_a_budget_takes_fewer_windows_or_none():
     some = way()
-    assert some.max_tokens() == MAX_WINDOWS * 16 + 36
+    assert some.max_tokens() == some.max_windows * 16 + 36
     own = prepare_blank(some, 200, 190)
     assert own.tokens == 9 * 16 + 36 and own.cut == (3, 3)
     fewer = prepare_blank(some, 200, 190, Budget(max_tokens=110))
