@@ -461,6 +461,7 @@ def _checks(report: WarmupFacts, wide: bool) -> Iterator[str]:
         longest = max((len(op) for op, _, _ in check.worst), default=0)
         for op, node, error in check.worst:
             maximum = f", at most {check.limits[op]:.0e}" if op in check.limits else ""
+            maximum += ", of x as it is rounded" if op.endswith(", int8") else ""
             yield f"    {op:<{longest}} {error:8.1e}  worst at {node}{maximum}"
         if (native := check.native) is not None:
             yield (
