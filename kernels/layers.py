@@ -16,6 +16,8 @@ from mtmd.kernels.dtype import name_of
 from mtmd.kernels.graph import Node, Type, WeightSource, weight
 from mtmd.kernels.quantization.blocks import BLOCKS
 
+GROUP = 32  # numbers of a row that have a scale of their own where products round them
+
 
 @dataclass(frozen=True)
 class AppliedAdapter:
@@ -146,7 +148,7 @@ class Weights:
 
     def _filled(self, x: Node, name: str) -> Node:
         """x [..., K] up to whole blocks of a parameter, where its rows are filled up with zeros: by
-        its own last columns, which leave the groups' largest values as they are.
+        columns of its last group, again and again, which leave the group's largest value as it is.
         """
         kind = self.quant(name)
         if kind is None:
@@ -157,9 +159,13 @@ class Weights:
         if not 0 < more < min(block.values, width):
             return x
         if (x, kind) not in self._whole:
-            last = ops.columns(x, start=width - more, stop=width, name=f"{x.name}.last")
-            axis = len(x.shape) - 1
-            self._whole[x, kind] = ops.concat(x, last, axis=axis, name=f"{x.name}.whole")
+            whole = x
+            while (more := count - (width := whole.shape[-1])) > 0:
+                start = width - min(more, width % GROUP or width)
+                last = ops.columns(whole, start=start, stop=width, name=f"{x.name}.last")
+                axis = len(x.shape) - 1
+                whole = ops.concat(whole, last, axis=axis, name=f"{x.name}.whole")
+            self._whole[x, kind] = whole
         return self._whole[x, kind]
 
     def _low_rank(self, adapter: Adapter, name: str) -> tuple[Node, Node]:
