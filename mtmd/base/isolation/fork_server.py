@@ -43,7 +43,12 @@ _servers: weakref.WeakSet[ForkServer] = weakref.WeakSet()
 JOBS = 32  # of one worker
 SAVED_BYTES = 512 << 20  # a worker that was allowed more gives its memory back by ending
 # What a worker computes with numpy is computed by one thread, as others share its cores.
-THREADS = "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"
+THREADS = (
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",  # Accelerate, which numpy uses on macOS
+)
 START_S = 60.0  # for a fork server to be ready: a machine may be very busy
 ENDING_S = 5.0
 # The parent's own path, so that what is found there is found here; nothing else of its environment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -75,6 +76,13 @@ def test_a_worker_whose_jobs_go_well_does_others(server: ForkServer) -> None:
     assert [ask(server, bytes(n)) for n in (1, 70_000)] == [bytes(1), bytes(70_000)]
     first = pid(server)
     assert {pid(server) for _ in range(3)} == {first}
+
+
+def test_workers_compute_with_one_thread(server: ForkServer) -> None:
+    """Whichever library numpy was built with: OpenBLAS, MKL, one with OpenMP, or Accelerate."""
+    environment = json.loads(ask(server, b"environment"))
+    libraries = "OPENBLAS_NUM", "MKL_NUM", "OMP_NUM", "VECLIB_MAXIMUM"
+    assert [environment.get(f"{name}_THREADS") for name in libraries] == ["1"] * 4
 
 
 def test_it_does_not_do_them_for_ever(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
