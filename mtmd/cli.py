@@ -20,7 +20,7 @@ from typing import Any
 
 from mtmd import __version__
 from mtmd.base.errors import MtmdError
-from mtmd.base.interrupts import end_at_once, is_import
+from mtmd.base.interrupts import end_at_once, is_import, raise_after_import, raise_in_main
 from mtmd.base.spelling import did_you_mean
 from mtmd.commands import (
     ask,
@@ -117,10 +117,10 @@ def parser(chosen: Collection[str] = VERBS) -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 1 `compare` or `history check` found something, or a picture of several
-    failed, 2 a mistake in the call or its files, 3 `warmup --strict` found something or `fit` no
-    way, 4 `batch --ray` is done and some rows have an error, 70 the device of `serve` has failed,
-    130 interrupted.
+    """Exit codes: 0 done, 1 `compare` or `history check` found something, or a picture or recording
+    of several failed, 2 a mistake in the call or its files, 3 `warmup --strict` found something or
+    `fit` no way, 4 `batch --ray` is done and some rows have an error, 70 the device of `serve` has
+    failed, 130 interrupted.
     """
     _open_closed_files()
     if isinstance(
@@ -190,17 +190,24 @@ def _take_sigterm() -> None:
 @contextmanager
 def _interrupts_of_imports() -> Iterator[None]:
     """Libraries in machine code turn a Ctrl-C that comes while they are imported into errors of
-    their own, as numpy and pydantic do, or swallow it. The process of a command ends at once then;
-    elsewhere, an error that leaves an import after it is that Ctrl-C.
+    their own, as numpy and pydantic do, or swallow it. In the process of a command it is raised
+    once the import is over, and a second one ends the process; elsewhere, an error that leaves an
+    import after it is that Ctrl-C.
     """
-    came = False
+    came = waits = False
     before = signal.getsignal(signal.SIGINT)
 
     def interrupt(number: int, frame: Any) -> None:
-        nonlocal came
+        nonlocal came, waits
         came = True
+        if raise_in_main():
+            return
         if before is end_at_once and is_import(frame):
-            end_at_once(number, frame)
+            if waits:
+                end_at_once(number, frame)
+            waits = True
+            raise_after_import(frame)
+            return
         signal.default_int_handler(number, frame)
 
     usual = before in (signal.default_int_handler, end_at_once)

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from PIL import Image
 
 from mtmd import cli
 from mtmd.__main__ import main as begin
+from mtmd.base.interrupts import end_at_interrupts
 from mtmd.cli import main
 from mtmd.commands.models import listing
 from mtmd.events import Answer, Finished, TextPiece
@@ -1051,26 +1053,36 @@ def test_a_key_before_the_command_has_begun(
 
 
 @pytest.mark.parametrize(
-    ("verb", "comes", "reported"),
+    ("verb", "comes", "written", "reported"),
     [
-        ("serve", "begun.patch = interrupt", "mtmd: interrupted"),
-        ("list", "cli.main = interrupt", "mtmd: interrupted"),
-        ("list", "listing.run = lambda _: __import__('swallows')", "mtmd: interrupted"),
-        ("list", "listing.run = interrupt", "mtmd list: interrupted"),
+        ("serve", "begun.patch = interrupt", "", "mtmd: interrupted"),
+        ("list", "cli.main = interrupt", "", "mtmd: interrupted"),
+        ("list", "listing.run = lambda _: __import__('once')", "", "mtmd list: interrupted"),
+        ("list", "listing.run = imports('once')", "closed", "mtmd list: interrupted"),
+        ("list", "listing.run = imports('fails')", "closed", "mtmd list: interrupted"),
+        ("list", "listing.run = imports('twice')", "", "mtmd: interrupted"),
+        ("list", "listing.run = interrupt", "", "mtmd list: interrupted"),
     ],
-    ids=["as gevent is loaded", "as the command is imported", "in an import", "in the command"],
+    ids=[
+        *("as gevent is loaded", "as the command is imported", "in an import"),
+        *("with a file open", "in an import that fails", "twice in an import", "in the command"),
+    ],
 )
 def test_a_key_in_the_first_seconds_is_one_line(
-    verb: str, comes: str, reported: str, tmp_path: Path
+    verb: str, comes: str, written: str, reported: str, tmp_path: Path
 ) -> None:
-    """Also where an import swallows it, and would go on half done."""
-    (tmp_path / "swallows.py").write_text(
+    """Also where an import would swallow it, and go on half done; what is open is closed."""
+    swallows = (
         "import signal\n"
         "try:\n"
         "    signal.raise_signal(signal.SIGINT)\n"
         "except BaseException:\n"
         "    print('goes on', flush=True)\n"
     )
+    (tmp_path / "once.py").write_text("import swallows\n")
+    (tmp_path / "swallows.py").write_text(swallows)
+    (tmp_path / "fails.py").write_text(f"{swallows}raise ValueError\n")
+    (tmp_path / "twice.py").write_text(swallows * 2)
     code = (
         "import signal, sys\n"
         "from mtmd import __main__ as begun, cli\n"
@@ -1078,6 +1090,14 @@ def test_a_key_in_the_first_seconds_is_one_line(
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
         "interrupt = lambda *_: signal.raise_signal(signal.SIGINT)\n"
+        "def imports(name):\n"
+        "    def run(_):\n"
+        "        try:\n"
+        "            __import__(name)\n"
+        "            print('goes on', flush=True)\n"
+        "        finally:\n"
+        "            print('closed', end='', flush=True)\n"
+        "    return run\n"
         f"sys.argv = ['mtmd', {verb!r}]\n"
         f"{comes}\n"
         "sys.exit(begun.main())\n"
@@ -1089,7 +1109,7 @@ def test_a_key_in_the_first_seconds_is_one_line(
         env=environment(),
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{reported}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (130, written, f"{reported}\n")
 
 
 def test_an_answer_cannot_command_the_terminal(
@@ -1131,3 +1151,33 @@ def test_a_key_while_all_greenlets_wait_is_no_traceback() -> None:
         [sys.executable, "-c", code], capture_output=True, env=environment(), timeout=60
     )
     assert (result.returncode, result.stderr) == (130, b"")
+
+
+def test_a_key_while_another_greenlet_runs_reaches_the_command() -> None:
+    """It would end the thread that is that greenlet, and no more."""
+    code = (
+        "from mtmd.__main__ import patch; patch()\n"
+        "import os, signal, subprocess, sys\n"
+        "from threading import Event, Thread\n"
+        "from mtmd.cli import _interrupts_of_imports\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def press():\n"
+        "    subprocess.Popen(['kill', '-INT', str(os.getpid())]).wait()\n"
+        "try:\n"
+        "    with _interrupts_of_imports():\n"
+        "        Thread(target=press).start()\n"
+        "        Event().wait(20)\n"
+        "except KeyboardInterrupt:\n"
+        "    sys.exit(130)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, env=environment(), timeout=60
+    )
+    assert (result.returncode, result.stderr) == (130, b"")
+
+
+def test_a_thread_of_another_program_keeps_its_handler() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(end_at_interrupts).result()
+    assert before is signal.default_int_handler and signal.getsignal(signal.SIGINT) is before
