@@ -11,7 +11,7 @@ from mtmd.batch.inputs import Input
 from mtmd.batch.output import Row
 from mtmd.events import Answer
 from mtmd.options.answer import AnswerOptions
-from mtmd.prompt.audio_input import AudioInput, is_audio, is_audio_data, kind_of
+from mtmd.prompt.audio_input import AudioInput, is_recording, kind_of
 from mtmd.prompt.conversation import messages_of
 from mtmd.prompt.load_image import decoded_bytes, read_picture, read_url
 from mtmd.prompt.url_kinds import is_address
@@ -62,6 +62,8 @@ class Batch:
         if one.is_url:
             kind = kind_of(one.path) if is_address(one.path) else "image"
             return self.row_of_data(one.name, lambda: (one.name, read_url(one.path, kind=kind)))
+        if one.end is None and is_recording(one.path, one.path):
+            return self._row(one.name, lambda: (one.name, AudioInput(one.path)))
         if is_video(one.path):
             requested = vars(self.frames)
             if one.end is not None:  # the next part begins with the frame at its end
@@ -71,8 +73,6 @@ class Batch:
                 }
             with_path = VideoInput(one.path, **requested)
             return self._row(one.name, lambda: (one.name, with_path))
-        if is_audio(one.path):
-            return self._row(one.name, lambda: (one.name, AudioInput(one.path)))
         return self._row(one.name, lambda: (one.name, read_picture(one.path)), one.page)
 
     def row_of_data(self, name: str, read: Callable[[], tuple[str, bytes]]) -> Row:
@@ -82,7 +82,7 @@ class Batch:
 
         def source() -> tuple[str, Shown]:
             result, data = read()
-            if is_audio_data(data):
+            if is_recording(data, result):
                 return result, AudioInput(data)
             return result, VideoInput(data, **vars(self.frames)) if is_video(data) else data
 

@@ -91,21 +91,24 @@ def find_inputs(
     lists: Sequence[str] = (),
     endings: tuple[str, ...] = SUFFIXES,
     piped: bytes | None = None,
+    audio: bool = False,
 ) -> Inputs:
     """Return what `words` (files, folders, patterns, URLs) and `lists` name; the latter are files
     with a path or URL on each line, "-" for stdin. Of folders, files with one of `endings` are
-    taken, and audio of those that have none of them. The word "-" is `piped`, where something was.
+    taken, and, with `audio`, recordings of those that have none of them. The word "-" is `piped`,
+    where something was.
 
     Whether a file that is named exists is found out when it is its turn. Raises OptionError where a
     folder, pattern or list has none.
     """
     skipped: Counter[str] = Counter()
+    kinds = (endings, AUDIO_SUFFIXES) if audio else (endings,)
     named: list[Input] = []
     for word in words:
         if word == "-" and piped is not None:
             named.append(Input("standard input", data=piped))
         else:
-            named += map(Input, _expand(_plain(word), skipped, endings))
+            named += map(Input, _expand(_plain(word), skipped, kinds))
     named += [Input(_plain(path)) for file in lists for path in _read_list(file)]
     if not named:
         raise OptionError(
@@ -188,18 +191,19 @@ def _plain(word: str) -> str:
     return user_path(word) if word[:7].lower() == "file://" else word
 
 
-def _expand(word: str, skipped: Counter[str], endings: tuple[str, ...]) -> list[str]:
+def _expand(word: str, skipped: Counter[str], kinds: tuple[tuple[str, ...], ...]) -> list[str]:
+    """`kinds`: endings of the files of a folder, the second ones where none has the first."""
     if is_url(word):
         return [word]
     if Path(word).is_dir():
-        for kind in (endings, AUDIO_SUFFIXES):
+        for kind in kinds:
             others: Counter[str] = Counter()
             if result := sorted(_files_in(Path(word), others, kind)):
                 skipped.update(others)
                 return result
         raise OptionError(
             f"{word}: found a folder without pictures, expected files ending in "
-            f"{', '.join((*endings, *AUDIO_SUFFIXES))}"
+            f"{', '.join(ending for kind in kinds for ending in kind)}"
         )
     if glob.has_magic(word) and not Path(word).exists():
         result = sorted(path for path in glob.glob(word, recursive=True) if Path(path).is_file())  # noqa: PTH207  # Path.glob takes no absolute one

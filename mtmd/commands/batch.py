@@ -152,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
             "found - in place of a picture, expected files; --list - reads paths from standard "
             "input, and 'mtmd describe -' one picture"
         )
-    result = find_inputs(args.images, args.list)
+    result = find_inputs(args.images, args.list, audio=True)
     check_urls(result.inputs, args.allow_remote_media)
     check_output(args.out)
     with output_lock(args.out) as note:

@@ -111,7 +111,7 @@ def _each(args: argparse.Namespace, chosen: dict[str, Any]) -> int:
     from mtmd.prompt.picture_paths import check_sources
 
     ahead = chosen_ahead(args)
-    result = find_inputs(args.images, piped=piped_picture(args.images))
+    result = find_inputs(args.images, piped=piped_picture(args.images), audio=True)
     paths = (one.path for one in result.inputs if one.data is None)
     # what is there and no picture is told in its row, as a link in a folder that leads nowhere
     missing = (path for path in paths if not os.path.lexists(path))

@@ -362,17 +362,20 @@ def from_pipe(
 
 def _whole(pipe: BinaryIO) -> bytes:
     """All that comes from a pipe: one byte more at most than a picture may have, or, of what begins
-    as a video or audio, than a file of audio may.
+    as a video or audio, than a file of that may.
     """
     data = pipe.read(STDIN_BYTES_MAX + 1)
     if len(data) > STDIN_BYTES_MAX:
-        from mtmd.clip.audio.limits import DEFAULT_LIMITS
+        from mtmd.clip.audio import limits as audio
         from mtmd.clip.audio.signatures import HEAD_BYTES, audio_format
-        from mtmd.clip.video.signatures import video_format
+        from mtmd.clip.video import limits as video
+        from mtmd.clip.video.signatures import is_container, video_format
 
         head = data[:HEAD_BYTES]
-        if audio_format(head) or video_format(head):
-            data += pipe.read(DEFAULT_LIMITS.max_bytes + 1 - len(data))
+        if audio_format(head):
+            data += pipe.read(audio.DEFAULT_LIMITS.max_bytes + 1 - len(data))
+        elif is_container(video_format(head)):
+            data += pipe.read(video.DEFAULT_LIMITS.max_bytes + 1 - len(data))
     return data
 
 

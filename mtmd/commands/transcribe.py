@@ -180,7 +180,11 @@ def _stem(word: str) -> str:
 
     if word == STDIN or is_data_url(word):
         return "audio"
-    return Path(urlsplit(word).path if is_address(word) else word).stem or "audio"
+    try:
+        path = urlsplit(word).path if is_address(word) else word
+    except ValueError:  # whoever fetches it says what is wrong
+        return "audio"
+    return Path(path).stem or "audio"
 
 
 def _text(result: Transcription, source: str, form: str) -> str:

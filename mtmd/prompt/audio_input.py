@@ -39,6 +39,7 @@ __all__ = [
     "is_audio",
     "is_audio_data",
     "is_pair",
+    "is_recording",
     "kind_of",
     "load_audio",
     "sent_audio",
@@ -145,7 +146,10 @@ def load_audio(
         given = _read_data_url(given, limits, unnamed)
     elif isinstance(given, str) and is_address(given) and remote is not None:
         unnamed = url_name(given)
-        given = remote(given, min(limits.max_bytes, URL_BYTES_MAX), kind="audio")
+        try:
+            given = remote(given, min(limits.max_bytes, URL_BYTES_MAX), kind="audio")
+        except ImageError as error:
+            raise AudioError(str(error)) from error
     if isinstance(given, (str, os.PathLike)):
         return _file_at(user_path(os.fsdecode(os.fspath(given))), limits, unnamed, isolate)
     if isinstance(given, (bytes, bytearray, memoryview)):
@@ -174,6 +178,16 @@ def check_audio(data: bytes, limits: AudioLimits, name: str) -> AudioFacts:
     AudioError and BusyError.
     """
     return AudioFile(data, limits, name, can_isolate()).check()
+
+
+def is_recording(source: object, name: str) -> bool:
+    """Return whether it is audio: also in a container that videos come in, where `name` ends like
+    that of a recording.
+    """
+    if is_audio(source):
+        return True
+    named = name.lower().endswith(AUDIO_SUFFIXES)
+    return named and container_format(_head(source)) is not None
 
 
 def is_audio_data(head: bytes) -> bool:

@@ -54,7 +54,8 @@ def find(words: Iterable[str], lists: Sequence[str], leave_out: str) -> SourceIt
             for path in expand(word, requested):
                 take(path, path)
             continue
-        here = find_inputs([full_name(word) if word.startswith("file://") else word], (), requested)
+        local = full_name(word) if word.startswith("file://") else word
+        here = find_inputs([local], (), requested, audio=True)
         skipped.update(here.skipped)
         for one in here.inputs:
             take(full_name(one.path), one.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ from audio_cases import gemma4_unified
 from PIL import Image
 from sounds import encoded, tones, wav
 
-from mtmd.batch.inputs import find_inputs
+from mtmd.base.errors import OptionError
+from mtmd.batch.answering import Batch
+from mtmd.batch.inputs import Input, find_inputs
+from mtmd.batch.output import Row
+from mtmd.prompt.audio_input import AudioInput
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +64,40 @@ def test_a_model_without_ears_says_so(mtmd: Any, calls: Path, tmp_path: Path) ->
 def test_folders_with_pictures_are_about_pictures(calls: Path, tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "slide.png")
     (tmp_path / "talk.mp3").write_bytes((calls / "a.mp3").read_bytes())
-    found = find_inputs([str(tmp_path)])
+    found = find_inputs([str(tmp_path)], audio=True)
     assert [Path(one.path).name for one in found.inputs] == ["slide.png"]
     assert found.reported.endswith("1 .mp3")
+
+
+def test_folders_of_recordings_are_for_who_hears(mtmd: Any, calls: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.mp3").write_bytes((calls / "a.mp3").read_bytes())
+    assert len(find_inputs([str(calls)], audio=True).inputs) == 3
+    with pytest.raises(OptionError, match="found a folder without pictures") as error:
+        find_inputs([str(calls)])
+    assert ".png" in str(error.value) and ".wav" not in str(error.value)
+    for command in (("embed", tmp_path, "--query", "a bell"), ("rerank", "Who?", tmp_path)):
+        assert "a folder without pictures" in mtmd(*command, "-m", "no/such-model").refused()
+
+
+@pytest.mark.parametrize("brand", ["mp42", "isom", "dash"])
+def test_recordings_in_containers_of_videos(
+    brand: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their name, as `mtmd transcribe` takes them."""
+    data = bytearray(encoded(tones(0.4, 44_100), 44_100, "mp4", "aac"))
+    assert data[4:8] == b"ftyp"
+    data[8:12] = brand.encode()
+    path = tmp_path / "call.m4a"
+    path.write_bytes(data)
+    shown: list[object] = []
+
+    def row(_: str, source: Callable[[], tuple[str, object]]) -> Row:
+        name, one = source()
+        shown.append(one)
+        return Row(name)
+
+    batch = Batch.__new__(Batch)
+    monkeypatch.setattr(batch, "_row", row, raising=False)
+    assert batch.row(Input(str(path))).image == str(path)
+    assert batch.row_of_data("x", lambda: ("call.m4a", bytes(data))).image == "call.m4a"
+    assert [type(one) for one in shown] == [AudioInput, AudioInput]

@@ -15,6 +15,12 @@ from audio_cases import gemma4_unified
 from PIL import Image
 from sounds import tones, wav
 
+from mtmd.clip.audio.limits import AudioLimits
+from mtmd.clip.video.limits import VideoLimits
+from mtmd.commands import shared
+from mtmd.prompt import fetch_url
+from mtmd.prompt.fetch_url import Denied, Fetched
+
 
 @pytest.mark.parametrize(
     ("kind", "message"),
@@ -65,6 +71,31 @@ def test_a_damaged_file_keeps_no_other_from_being_written(
     failed = [line for line in ran.err.splitlines() if line.startswith("mtmd transcribe:")]
     assert "two.wav" in failed[0] and "no sound can be decoded" in failed[0]
     assert failed[1:] == ["mtmd transcribe: 1 file of 3 failed"]
+
+
+def test_an_address_without_an_answer_keeps_no_other_from_being_written(
+    mtmd: Any,
+    hearing: tuple[Any, ...],
+    recordings: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def get(*_: Any) -> Fetched:
+        raise Denied("an address that is not public")
+
+    monkeypatch.setattr(fetch_url, "_get", get)
+    files = (recordings[0], "https://dead.test/x.mp3", "https://[x/talk.mp3", recordings[2])
+    ran = mtmd("transcribe", *files, *hearing, "--out", tmp_path / "out", "--allow-remote-media")
+    assert ran.code == 1
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["one.txt", "three.txt"]
+    failed = [line for line in ran.err.splitlines() if line.startswith("mtmd transcribe:")]
+    assert "dead.test/x.mp3: the audio could not be fetched" in failed[0]
+    assert "could not be fetched" in failed[1] and failed[2].endswith("2 files of 4 failed")
+
+
+def test_an_address_that_is_none(mtmd: Any, tmp_path: Path) -> None:
+    line = mtmd("transcribe", "https://[x/talk.mp3", "--out", tmp_path, "-m", "a/b").refused()
+    assert "found a web address, expected a file" in line
 
 
 def test_texts_of_several_files_have_their_names(
@@ -118,3 +149,15 @@ def test_long_audio_from_a_pipe_is_whole(
             found["seconds"] if "seconds" in found else found["receipt"]["audio"][0]["seconds"]
         )
         assert seconds == pytest.approx(0.5)
+
+
+def test_what_comes_from_a_pipe_is_read_up_to_the_limit_of_its_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And a byte more, by which whoever opens it refuses it."""
+    monkeypatch.setattr(shared, "STDIN_BYTES_MAX", 100)
+    monkeypatch.setattr("mtmd.clip.audio.limits.DEFAULT_LIMITS", AudioLimits(max_bytes=200))
+    monkeypatch.setattr("mtmd.clip.video.limits.DEFAULT_LIMITS", VideoLimits(max_bytes=800))
+    heads = {b"fLaC": 201, b"\0\0\0\x18ftypmp42": 801, b"\x89PNG\r\n\x1a\n": 101}
+    for head, expected in heads.items():
+        assert len(shared._whole(io.BytesIO(head + bytes(2000)))) == expected
