@@ -73,6 +73,8 @@ class Many:
                     with self._changed:
                         self._left.append((future, begin))
                     self._go_on()
+                    if next(iter(begun)).done():  # taking more may last
+                        break
                 if not begun:
                     return
                 done = (

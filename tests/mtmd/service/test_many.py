@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from typing import Any
@@ -261,3 +262,30 @@ def test_batch_and_each_hand_it_on(
     assert mtmd("batch", tmp_path / "a.png", "--out", tmp_path / "o.csv", *few).code == 0
     assert mtmd("describe", "--each", tmp_path / "a.png", *few).code == 0
     assert [ahead for _, ahead in requested] == [5, 5]
+
+
+def test_what_is_done_is_given_before_more_is_taken() -> None:
+    """As the next recording, which takes its time to be read."""
+    done = threading.Event()
+    taken: list[int] = []
+
+    def inputs() -> Iterator[int]:
+        for number in range(4):
+            taken.append(number)
+            yield number
+            if number == 1:
+                assert done.wait(WAIT_S)
+                time.sleep(0.2)
+
+    def work(number: int) -> int:
+        if number == 0:
+            assert second.wait(WAIT_S)
+            done.set()
+        else:
+            second.set()
+        return number
+
+    second = threading.Event()
+    results = Many(2).results(inputs(), work)
+    assert next(results) == 0 and taken == [0, 1, 2]
+    assert list(results) == [1, 2, 3]
