@@ -63,7 +63,8 @@ def what_is_left(
         if name is None:
             left[location] = _in_full(one) if away else one
             whole = known.get(_location(replace(one, page=None, start=None, end=None)))
-            if whole is not None and whole not in old and rows[whole].error is not None:
+            is_left = retry and whole not in old
+            if is_left and whole is not None and rows[whole].error is not None:
                 old.add(whole)  # what kept it from being read in pages or parts is mended
                 retried += 1
             continue

@@ -108,6 +108,11 @@ def test_pages_take_the_place_of_the_error_of_their_file(
         assert mtmd(*command).code == 1
     (row,) = map(json.loads, out.read_text().splitlines())
     assert row["image"] == str(document) and "pypdfium2 reads it" in row["error"]
+    saved = out.read_text()
+    made = mtmd(*command, "--pages", "--resume")
+    assert "asked again" not in made.err and out.read_text().startswith(saved)
+    assert len(out.read_text().splitlines()) == 4
+    out.write_text(saved)
     made = mtmd(*command, "--pages", "--resume", "--retry-failed")
     assert made.code == 0 and "; 0 failed\n" in made.err
     assert "asked again: 1 of before failed\n" in made.err
