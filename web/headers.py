@@ -80,7 +80,7 @@ def allowing(origin: str, settings: ServerSettings) -> dict[str, str]:
     """Return the headers of an answer to a page of another origin that is allowed."""
     return {
         "Access-Control-Allow-Origin": "*" if "*" in settings.cors_origins else origin,
-        "Access-Control-Expose-Headers": "X-Request-Id, Retry-After",
+        "Access-Control-Expose-Headers": "X-Request-Id, Retry-After, X-Mtmd-Ignored",
         "Vary": "Origin",
     }
 

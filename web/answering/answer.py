@@ -25,6 +25,7 @@ from mtmd.web.served_model import ServedModel
 # of a text that fits the context there are fewer, on average, with any tokenizer
 CHARS_PER_TOKEN = 64
 IGNORED = "X-Mtmd-Ignored"
+IGNORED_CHARS = 1000  # proxies refuse answers with more than some thousand bytes of headers
 
 
 class Form:
@@ -164,7 +165,7 @@ class Answering:
 
             @after_this_request
             def name_them(response: Response) -> Response:
-                response.headers[IGNORED] = names
+                response.headers[IGNORED] = names[:IGNORED_CHARS]
                 return response
 
         return unknown

@@ -146,7 +146,7 @@ export class Picker {
     const facts = [model.kind, model.file_bytes === null ? "not fetched yet" : `${size(model.file_bytes)} on disk`,
       model.memory_bytes ? `needs ${size(model.memory_bytes)} of memory` : null, model.context ? `context ${model.context.toLocaleString("en")}` : null,
       model.vision === false ? "text only" : null].filter(Boolean).join(" · ");
-    const words = state === "loading" ? `Loading: ${stage}, ${Math.round(progress * 100)} %` : state === "failed" ? `Cannot be loaded: ${reason}` : IN_WORDS[state] || ROOM[model.room] || "";
+    const words = state === "loading" ? `Loading: ${stage}${progress < 1 ? `, ${Math.round(progress * 100)} %` : ""}` : state === "failed" ? `Cannot be loaded: ${reason}` : IN_WORDS[state] || ROOM[model.room] || "";
     const tight = model.room === "too large" || model.room === "swap";
     const pick = el("button", { class: "model-pick", type: "button", "aria-pressed": String(name === this.chosen), on: { click: async () => {
       await this.choose(name);
