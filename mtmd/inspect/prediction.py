@@ -29,7 +29,7 @@ from mtmd.loaded.fitting.needed_memory import (
 )
 from mtmd.model import Model
 
-SCHEMA = 1  # of `Prediction.asdict`: raised when a field is renamed, removed or means another thing
+SCHEMA = 2  # of `Prediction.asdict`: raised when a field is renamed, removed or means another thing
 LENGTHS = (1024, 8192, 32768, 131072)  # tokens of a sequence
 SIZES = ((224, 224), (640, 480), (1024, 768), (1920, 1080), (3840, 2160))  # pictures, in pixels
 DRIVER_BYTES = 512 << 20  # the driver's context, and the code of libraries: about

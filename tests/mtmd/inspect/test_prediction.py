@@ -266,7 +266,7 @@ ESTIMATE = {
 
 def test_the_report_for_programs(mtmd: Any) -> None:
     result = json.loads(mtmd("warmup", "--target", "h100", "--no-compile", "--json").out)
-    assert set(result) == FIELDS and result["schema"] == 1 and result["ran_on_a_gpu"] is False
+    assert set(result) == FIELDS and result["schema"] == 2 and result["ran_on_a_gpu"] is False
     assert result["times"] == "not confirmed by a run"
     assert set(result["card"]) == {
         "name", "title", "target", "multiprocessors", "memory_bytes", "gb_per_s", "tflops_16",

@@ -67,3 +67,14 @@ def test_a_top_p_of_nothing_is_the_best_token_alone(route):
     result = client_for(service).post(route, json=REQUESTS[route] | options)
     assert result.status_code == 200, result.text
     assert service.tickets[0].settings.top_p == 0
+
+
+def test_the_header_of_unknown_fields_is_short():
+    """And pages of other origins may read it."""
+    body = REQUESTS["/v1/completions"] | {f"{chr(0x1F600 + i) * 60}": i for i in range(20)}
+    client = client_for(FakeService(), cors_origins=("https://a.example",))
+    result = client.post("/v1/completions", json=body, headers={"Origin": "https://a.example"})
+    assert result.status_code == 200, result.text
+    ignored = result.headers["X-Mtmd-Ignored"]
+    assert len(ignored) == 1000 and ignored.startswith(r"\U0001f600")
+    assert "X-Mtmd-Ignored" in result.headers["Access-Control-Expose-Headers"].split(", ")
