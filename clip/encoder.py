@@ -161,7 +161,11 @@ class TowerEncoder:
         return self.family.graph(tiles, self._adapted_weights(only), form or self.flash.form)
 
     def keep_halves(self) -> None:
-        """Keep weights of 16 bits as they are stored, for a CPU that computes in fp32."""
+        """Keep weights of 16 bits as they are stored, for a CPU that computes in fp32. Not on one
+        of several ranks, whose shares may begin inside a block.
+        """
+        if self.sharding:
+            return
 
         def graph(source: WeightSource) -> None:
             self.weights = source

@@ -141,7 +141,7 @@ def _mapped(size: int, *, huge: bool) -> mmap.mmap:
         piece = mmap.mmap(-1, size, **flags)
     except OSError as error:
         raise MemoryError(f"{size} bytes for a result ({error.strerror})") from error
-    if huge and hasattr(mmap, "MADV_HUGEPAGE"):
+    if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
-            piece.madvise(mmap.MADV_HUGEPAGE)
+            piece.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
     return piece

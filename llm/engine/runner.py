@@ -177,7 +177,11 @@ class Runner:
         return [*inputs.saved, output]
 
     def keep_halves(self) -> None:
-        """Keep weights of 16 bits as they are stored, for a CPU that computes in fp32."""
+        """Keep weights of 16 bits as they are stored, for a CPU that computes in fp32. Not on one
+        of several ranks, whose shares may begin inside a block.
+        """
+        if self.sharding:
+            return
 
         def graph(source: WeightSource) -> None:
             self.weights = source
