@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mtmd.options.answer import STOPS_MAX
 from mtmd.thinking.request import Effort
 
 Id = Annotated[str, Field(max_length=64)]
@@ -33,6 +34,8 @@ class Options(_Strict):
     min_p: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
+    stop: Annotated[list[str], Field(max_length=STOPS_MAX, fail_fast=True)] | None = None
+    json_schema: Annotated[str, Field(max_length=1 << 16)] | None = None
     detail: Literal["auto", "low", "high"] | None = None
     think: Literal["auto", "on", "off"] | Effort | None = None
     think_budget: int | None = None

@@ -483,6 +483,32 @@ def test_settings_are_used_and_kept(person, fake):
     )
 
 
+def test_the_form_of_answers(person, fake):
+    page, schema = person.page, '{"type": "object", "properties": {"text": {"type": "string"}}}'
+    page.click("#open-settings")
+    page.click("summary:has-text('Form of the answer')")
+    page.fill("[name=json_schema]", "{type")
+    page.fill("[name=stop]", "END\n\n###")  # leaves the field before
+    assert page.inner_text("#schema-problem").startswith("Not used, as it is no JSON: ")
+    page.fill("[name=json_schema]", schema)
+    page.click("#settings >> text=Done")
+    person.say("hi")
+    chosen = fake.tickets[-1].chosen
+    assert chosen["stop"] == ["END", "###"] and json.loads(chosen["json_schema"]) == json.loads(
+        schema
+    )
+    page.reload()
+    page.click("#open-settings")
+    assert page.input_value("[name=stop]") == "END\n\n###"
+    assert page.input_value("[name=json_schema]") == schema
+    page.click("summary:has-text('Form of the answer')")
+    page.fill("[name=json_schema]", "")
+    page.fill("[name=stop]", "")
+    page.click("#settings >> text=Done")
+    person.say("again")
+    assert not fake.tickets[-1].chosen.keys() & {"stop", "json_schema"}
+
+
 def test_a_refusal_is_said_under_the_message_and_can_be_tried_again(person, fake):
     person.expects = ("429",)
     fake.refuses = BusyError("too many wait; try again later")

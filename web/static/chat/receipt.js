@@ -79,6 +79,7 @@ function sampling(receipt, options) {
 export function settingsOf(receipt, options) {
   const given = options ?? {};
   return [given.model, sampling(receipt ?? { seed: given.seed ?? null }, given), given.detail ? `${given.detail} detail` : null,
+    given.json_schema ? "JSON by a schema" : null, given.stop ? `stops at ${given.stop.length === 1 ? "a text" : `${given.stop.length} texts`}` : null,
     given.system ? `system prompt “${isolated(given.system.length > SYSTEM_SHOWN ? `${given.system.slice(0, SYSTEM_SHOWN)}…` : given.system)}”` : null].filter(Boolean).join(" · ");
 }
 

@@ -4,9 +4,9 @@ import { $, el } from "../shared/dom.js";
 import { forgetKey } from "../shared/server.js";
 
 const KEY = "mtmd.settings";
-const PLAIN = { system: "", detail: "auto", max_tokens: null, temperature: 0, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, seed: null, think: "auto", think_budget: null, adapter: "", no_sound: false };
+const PLAIN = { system: "", detail: "auto", max_tokens: null, temperature: 0, top_p: 1, top_k: 0, min_p: 0, repetition_penalty: 1, seed: null, think: "auto", think_budget: null, adapter: "", no_sound: false, stop: "", json_schema: "" };
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"];
-const TEXTS = ["system", "detail", "think", "adapter"];
+const TEXTS = ["system", "detail", "think", "adapter", "stop", "json_schema"];
 const FLAGS = ["no_sound"];
 const AGAIN_TEMPERATURE = 0.7;
 let defaults = PLAIN;
@@ -22,8 +22,9 @@ export const read = () => ({ ...defaults, ...chosen });
 /** What a request carries: the system prompt, and what was chosen here. All else the server knows. */
 export function options() {
   const given = Object.entries(chosen).filter(([name, value]) => name in PLAIN && value !== null && value !== defaults[name]);
-  const { system } = read();
-  return { ...(model ? { model } : {}), ...Object.fromEntries(given), ...(system ? { system } : {}) };
+  const { system, stop } = read();
+  const lines = stop.split("\n").filter(Boolean);
+  return { ...(model ? { model } : {}), ...Object.fromEntries(given), ...(system ? { system } : {}), ...(lines.length ? { stop: lines } : {}) };
 }
 
 /** For another answer to the same question: at temperature 0 it would be the same one again. */
@@ -83,8 +84,8 @@ function source(about, preset) {
 
 /** What an answer was made with is how the next ones are. */
 export function adopt(given) {
-  for (const name of ["system", "detail", "temperature", "seed", "top_p", "top_k", "min_p", "repetition_penalty", "think", "think_budget", "adapter", "no_sound"]) {
-    const value = given[name] ?? (name === "system" ? "" : defaults[name]);
+  for (const name of ["system", "detail", "temperature", "seed", "top_p", "top_k", "min_p", "repetition_penalty", "think", "think_budget", "adapter", "no_sound", "stop", "json_schema"]) {
+    const value = (name === "stop" ? given.stop?.join("\n") : given[name]) ?? (name === "system" ? "" : defaults[name]);
     if (value === defaults[name]) delete chosen[name];
     else chosen[name] = value;
   }
@@ -119,14 +120,26 @@ export function startSettings(about, onChange) {
   $("settings").addEventListener("click", (event) => { if (event.target === $("settings")) $("settings").close(); });
 }
 
+/** Which schemas can be followed, the server knows; what is no JSON at all is told here, and not used. */
+function schemaProblem(text) {
+  try {
+    if (text.trim()) JSON.parse(text);
+    return "";
+  } catch (problem) {
+    return `Not used, as it is no JSON: ${problem.message}`;
+  }
+}
+
 function fill(form, adapter = read().adapter) {
   for (const [name, value] of Object.entries({ ...read(), adapter })) form.elements[name].value = value ?? "";
+  $("schema-problem").textContent = "";
 }
 
 function keep(form) {
   chosen = {};
+  $("schema-problem").textContent = schemaProblem(form.elements.json_schema.value);
   for (const [name, usual] of Object.entries(defaults)) {
-    const text = form.elements[name].value;
+    const text = name === "json_schema" && $("schema-problem").textContent ? usual : form.elements[name].value;
     const value = TEXTS.includes(name) ? text : FLAGS.includes(name) ? text === "true" : text === "" ? usual : Number(text);
     if (value !== usual) chosen[name] = value;
   }
