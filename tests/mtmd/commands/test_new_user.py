@@ -43,7 +43,7 @@ def test_help_of_everything_has_examples_that_are_right(mtmd: Any) -> None:
             for command in line.split("|"):
                 words = shlex.split(command, comments=True)
                 if words[0] != "mtmd":
-                    assert words[0] in ("curl", "find", "grep"), line
+                    assert words[0] in ("curl", "ffmpeg", "find", "grep"), line
                     continue
                 words = words[: words.index(">")] if ">" in words else words
                 words = words[: words.index(">>")] if ">>" in words else words
