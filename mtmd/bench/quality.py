@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from mtmd.base.text import mib
 from mtmd.bench.subject import picture
 from mtmd.bench.table import columns
 from mtmd.clip.token_budget import Budget
-from mtmd.kernels.checkpoint.canonical import PLAIN_KINDS, CanonicalWeights
+from mtmd.kernels.checkpoint.canonical import PLAIN_KINDS
 from mtmd.kernels.dtype import name_of
 from mtmd.llm.engine.make_batch import make_batch
 from mtmd.llm.engine.runner import Runner
@@ -220,17 +220,14 @@ def _compare(
     if seen is not None and against.picture is not None and seen.shape == against.picture.shape:
         error = (seen.double() - against.picture.double()).square().sum()
         nmse = float(error / against.picture.double().square().sum())
-    checkpoint = model.checkpoint
-    weights = _bytes(checkpoint.text_weights, checkpoint.text.parameters(), model.dtype)
-    if checkpoint.vision is not None and checkpoint.vision_weights is not None:
-        names = checkpoint.vision.parameters()
-        weights += _bytes(checkpoint.vision_weights, names, model.dtype)
+    weights = sum(
+        part.weights.type_of(parameter, model.dtype).bytes  # as they lie in memory
+        for part in (runner, model.encoder)
+        if part is not None
+        for parameter in part.family.parameters()
+    )
     kv = sum(runner.cache_bytes(KV_TOKENS, 1).values())
     return Quality(name, name_of(model.dtype), weights, kv, load_s, ways[0], ways[1], nmse)
-
-
-def _bytes(weights: CanonicalWeights, names: Iterable[str], dtype: torch.dtype) -> int:
-    return sum(weights.type_of(name, dtype).bytes for name in names)
 
 
 def log_probabilities(runner: Runner, ids: tuple[int, ...], stretch: int) -> Tensor:
