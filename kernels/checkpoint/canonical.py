@@ -364,7 +364,7 @@ class CanonicalWeights:
 
     def with_halves(self, names: Collection[str]) -> CanonicalWeights:
         """The same with those of the parameters that are stored in 16 bits, plain, as blocks of
-        such numbers: for a CPU that multiplies in fp32, which has no need to keep them so.
+        such numbers: for a CPU that multiplies in fp32, and widens them as it reads them.
         """
         other = copy(self)
         other._blocks = dict(self._blocks)

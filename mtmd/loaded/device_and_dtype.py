@@ -41,8 +41,8 @@ def choose_kv_type(
     requested: str, requested_dtype: str, dtype: torch.dtype, preferred: Backend, weight_bytes: int
 ) -> str:
     """Return the type of keys and values. auto: that which is computed in (`dtype`), but bf16 where
-    a CPU computes in fp32 for want of bf16 instructions alone: half of the memory, and what such
-    CPUs read it in faster. Where fp32 was requested, or the model is tiny, nothing is rounded.
+    a CPU computes in fp32 for want of bf16 instructions alone: they take half of the memory, and
+    are read faster. Where fp32 was requested, or the model is tiny, nothing is rounded.
     """
     if requested != "auto":
         return requested
